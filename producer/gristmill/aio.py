@@ -1,0 +1,198 @@
+"""The asyncio client: :class:`gristmill.Client` with ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import closing, suppress
+from typing import Any, Self, Unpack
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.commands.core import AsyncScript as DriverScript
+
+from gristmill import scripts
+from gristmill.core import (
+    BLOCK_S,
+    CallKeywords,
+    CallOptions,
+    Command,
+    Core,
+    Depth,
+    Item,
+    Op,
+    Read,
+    RequestId,
+    Script,
+    Sleep,
+    Steps,
+    T,
+)
+from gristmill.driver import ERRORS, check_url, pool_options, translate
+from gristmill.stream import Stream, StreamKeywords
+from gristmill.wire import MAX_BODY_BYTES, Result
+
+
+class AsyncClient:
+    """Submits requests and collects results from one event loop. See :class:`gristmill.Client`.
+
+    Any number of coroutines may wait at once: one of them reads the process's reply stream for all.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        max_length: int = 100_000,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        retry_s: float = 30.0,
+    ) -> None:
+        self._url = check_url(url)
+        self._core = Core(max_length=max_length, max_body_bytes=max_body_bytes, retry_s=retry_s)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._redis = Redis(connection_pool=BlockingConnectionPool.from_url(self._url, **pool_options()))
+        self._scripts: dict[str, DriverScript] = {}
+        self._reader = asyncio.Condition()
+        self._reading: set[str] = set()  # queues whose reply stream somebody reads now
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections. Requests that were submitted stay submitted."""
+        await self._redis.connection_pool.disconnect()
+
+    async def submit(
+        self,
+        queue: str,
+        item: Item,
+        *,
+        id: str | None = None,  # noqa: A002 - the wire contract's name
+        reply: bool = True,
+        **call: Unpack[CallKeywords],
+    ) -> RequestId:
+        """See :meth:`gristmill.Client.submit`."""
+        ids = None if id is None else [id]
+        return (await self._run(self._core.submit(queue, [item], ids, CallOptions(**call), reply=reply)))[0]
+
+    async def submit_many(
+        self,
+        queue: str,
+        items: Iterable[Item],
+        *,
+        ids: Sequence[str] | None = None,
+        reply: bool = True,
+        **call: Unpack[CallKeywords],
+    ) -> list[RequestId]:
+        """See :meth:`gristmill.Client.submit_many`."""
+        return await self._run(self._core.submit(queue, items, ids, CallOptions(**call), reply=reply))
+
+    async def result(self, request_id: str, timeout_s: float = 30.0, *, queue: str | None = None) -> Result:
+        """See :meth:`gristmill.Client.result`."""
+        return await self._run(self._core.result(request_id, queue, timeout_s))
+
+    async def score(
+        self,
+        queue: str,
+        item: Item,
+        timeout_s: float = 30.0,
+        **call: Unpack[CallKeywords],
+    ) -> Any:
+        """See :meth:`gristmill.Client.score`."""
+        return await self._run(self._core.score(queue, item, timeout_s, CallOptions(**call)))
+
+    async def score_many(
+        self, queue: str, items: Iterable[Item], **keywords: Unpack[StreamKeywords]
+    ) -> list[Result]:
+        """See :meth:`gristmill.Client.score_many`."""
+        return [result async for _, result in self.stream(queue, items, ordered=True, **keywords)]
+
+    def as_completed(
+        self, queue: str, items: Iterable[Item], **keywords: Unpack[StreamKeywords]
+    ) -> AsyncIterator[tuple[int, Result]]:
+        """See :meth:`gristmill.Client.as_completed`."""
+        return self.stream(queue, items, ordered=False, **keywords)
+
+    async def stream(
+        self,
+        queue: str,
+        items: Iterable[Item],
+        *,
+        ordered: bool = True,
+        **keywords: Unpack[StreamKeywords],
+    ) -> AsyncIterator[tuple[int, Result]]:
+        """See :meth:`gristmill.Client.stream`; ``items`` is iterated in the event loop's thread."""
+        self._check_process()
+        stream = Stream(self._core, queue, items, ordered=ordered, **keywords)
+        with closing(stream):
+            while batch := await self._run(stream.step()):
+                for pair in batch:
+                    yield pair
+
+    async def queues(self) -> list[str]:
+        """See :meth:`gristmill.Client.queues`."""
+        return await self._run(self._core.queues())
+
+    async def depth(self, queue: str) -> Depth:
+        """See :meth:`gristmill.Client.depth`."""
+        return await self._run(self._core.depth(queue))
+
+    async def workers(self, queue: str) -> list[dict[str, str]]:
+        """See :meth:`gristmill.Client.workers`."""
+        return await self._run(self._core.workers(queue))
+
+    def _check_process(self) -> None:
+        if (fresh := self._core.forked()) is not None:
+            self._core = fresh
+            self._connect()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        """Carry out what a core generator asks for."""
+        self._check_process()
+        try:
+            op = next(steps)
+            while True:
+                try:
+                    reply = await self._do(op)
+                except ERRORS as error:
+                    op = steps.throw(translate(error, self._url))
+                else:
+                    op = steps.send(reply)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            steps.close()  # a cancelled coroutine stops waiting for its result
+
+    async def _do(self, op: Op) -> Any:
+        match op:
+            case Command(args):
+                return await self._redis.execute_command(*args)
+            case Script(name, keys, args):
+                if name not in self._scripts:
+                    self._scripts[name] = self._redis.register_script(scripts.source(name))
+                return await self._scripts[name](keys=keys, args=args)
+            case Read():
+                return await self._read(op)
+            case Sleep(seconds):
+                return await asyncio.sleep(seconds)
+
+    async def _read(self, op: Read) -> None:
+        async with self._reader:
+            if op.mailbox.version != op.seen:
+                return
+            if op.mailbox.queue in self._reading:  # another coroutine reads for all
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._reader.wait(), BLOCK_S)
+                return
+            self._reading.add(op.mailbox.queue)
+        try:
+            op.mailbox.feed(await self._redis.execute_command(*op.mailbox.read_command(op.block_ms)))
+        finally:
+            self._reading.discard(op.mailbox.queue)
+            async with self._reader:
+                self._reader.notify_all()

@@ -1,0 +1,215 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, Self, Unpack
+
+from redis import BlockingConnectionPool, Redis
+from redis.commands.core import Script as DriverScript
+
+from gristmill import scripts
+from gristmill.core import (
+    BLOCK_S,
+    CallKeywords,
+    CallOptions,
+    Command,
+    Core,
+    Depth,
+    Item,
+    Op,
+    Read,
+    RequestId,
+    Script,
+    Sleep,
+    Steps,
+    T,
+)
+from gristmill.driver import ERRORS, check_url, pool_options, translate
+from gristmill.stream import Stream, StreamKeywords
+from gristmill.wire import MAX_BODY_BYTES, Result
+
+
+class Client:
+    """Submits requests and collects results. Thread-safe and fork-safe; starts no thread.
+
+    ``max_length`` is the admission bound where the queue's config names none; ``max_body_bytes`` the largest
+    request; ``retry_s`` how long a call waits for an unavailable Redis before it raises
+    :class:`~gristmill.errors.BrokerUnavailable`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        max_length: int = 100_000,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        retry_s: float = 30.0,
+    ) -> None:
+        self._url = check_url(url)
+        self._core = Core(max_length=max_length, max_body_bytes=max_body_bytes, retry_s=retry_s)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._redis = Redis(connection_pool=BlockingConnectionPool.from_url(self._url, **pool_options()))
+        self._scripts: dict[str, DriverScript] = {}
+        self._reader = threading.Condition()
+        self._reading: set[str] = set()  # queues whose reply stream somebody reads now
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections. Requests that were submitted stay submitted."""
+        self._redis.connection_pool.disconnect()
+
+    def submit(
+        self,
+        queue: str,
+        item: Item,
+        *,
+        id: str | None = None,  # noqa: A002 - the wire contract's name
+        reply: bool = True,
+        **call: Unpack[CallKeywords],
+    ) -> RequestId:
+        """Queue one request and return its ID; with an ID that is known already nothing is queued again.
+
+        ``item`` is a text, a (text, pair) tuple, or the body as a mapping; ``call`` is described at
+        :class:`~gristmill.core.CallKeywords`. ``reply=False`` spares the push of a result that another
+        process will read. Raises QueueFull, InvalidRequestError, BrokerUnavailable.
+        """
+        ids = None if id is None else [id]
+        return self._run(self._core.submit(queue, [item], ids, CallOptions(**call), reply=reply))[0]
+
+    def submit_many(
+        self,
+        queue: str,
+        items: Iterable[Item],
+        *,
+        ids: Sequence[str] | None = None,
+        reply: bool = True,
+        **call: Unpack[CallKeywords],
+    ) -> list[RequestId]:
+        """Queue many requests, in chunks of one script call. All are checked before the first is sent.
+
+        Raises as :meth:`submit`; QueueFull names the requests that were accepted.
+        """
+        return self._run(self._core.submit(queue, items, ids, CallOptions(**call), reply=reply))
+
+    def result(self, request_id: str, timeout_s: float = 30.0, *, queue: str | None = None) -> Result:
+        """Wait for a result. ``queue`` is needed for an ID that did not come from :meth:`submit`.
+
+        Raises ResultTimeout; the request goes on, and may be asked for again.
+        """
+        return self._run(self._core.result(request_id, queue, timeout_s))
+
+    def score(
+        self,
+        queue: str,
+        item: Item,
+        timeout_s: float = 30.0,
+        **call: Unpack[CallKeywords],
+    ) -> Any:
+        """Submit one item and return its value. Raises ScoringError or RequestExpired where it failed."""
+        return self._run(self._core.score(queue, item, timeout_s, CallOptions(**call)))
+
+    def score_many(
+        self, queue: str, items: Iterable[Item], **keywords: Unpack[StreamKeywords]
+    ) -> list[Result]:
+        """Score ``items`` and return one result each, in their order; takes :meth:`stream`'s keywords."""
+        return [result for _, result in self.stream(queue, items, ordered=True, **keywords)]
+
+    def as_completed(
+        self, queue: str, items: Iterable[Item], **keywords: Unpack[StreamKeywords]
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield (index, result) as results come in; takes :meth:`stream`'s keywords."""
+        return self.stream(queue, items, ordered=False, **keywords)
+
+    def stream(
+        self,
+        queue: str,
+        items: Iterable[Item],
+        *,
+        ordered: bool = True,
+        **keywords: Unpack[StreamKeywords],
+    ) -> Iterator[tuple[int, Result]]:
+        """Score any number of items with bounded memory and yield (index, result).
+
+        An item that cannot be submitted comes back as an error result in its place. ``keywords`` are
+        described at :class:`~gristmill.stream.StreamKeywords`.
+        """
+        self._check_process()
+        stream = Stream(self._core, queue, items, ordered=ordered, **keywords)
+        return self._iterate(stream)
+
+    def _iterate(self, stream: Stream) -> Iterator[tuple[int, Result]]:
+        with closing(stream):
+            while batch := self._run(stream.step()):
+                yield from batch
+
+    def queues(self) -> list[str]:
+        """Return the names of all queues that were ever submitted to."""
+        return self._run(self._core.queues())
+
+    def depth(self, queue: str) -> Depth:
+        """Return what a queue holds."""
+        return self._run(self._core.depth(queue))
+
+    def workers(self, queue: str) -> list[dict[str, str]]:
+        """Return the heartbeat fields of each live worker of a queue."""
+        return self._run(self._core.workers(queue))
+
+    def _check_process(self) -> None:
+        if (fresh := self._core.forked()) is not None:
+            self._core = fresh
+            self._connect()
+
+    def _run(self, steps: Steps[T]) -> T:
+        """Carry out what a core generator asks for."""
+        self._check_process()
+        try:
+            op = next(steps)
+            while True:
+                try:
+                    reply = self._do(op)
+                except ERRORS as error:
+                    op = steps.throw(translate(error, self._url))
+                else:
+                    op = steps.send(reply)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    def _do(self, op: Op) -> Any:
+        match op:
+            case Command(args):
+                return self._redis.execute_command(*args)
+            case Script(name, keys, args):
+                if name not in self._scripts:
+                    self._scripts[name] = self._redis.register_script(scripts.source(name))
+                return self._scripts[name](keys=keys, args=args)
+            case Read():
+                return self._read(op)
+            case Sleep(seconds):
+                return time.sleep(seconds)
+
+    def _read(self, op: Read) -> None:
+        with self._reader:
+            if op.mailbox.version != op.seen:
+                return
+            if op.mailbox.queue in self._reading:  # another thread reads for all
+                self._reader.wait(BLOCK_S)
+                return
+            self._reading.add(op.mailbox.queue)
+        try:
+            op.mailbox.feed(self._redis.execute_command(*op.mailbox.read_command(op.block_ms)))
+        finally:
+            with self._reader:
+                self._reading.discard(op.mailbox.queue)
+                self._reader.notify_all()

@@ -1,0 +1,396 @@
+"""The client's logic without I/O, shared by :class:`gristmill.Client` and :class:`gristmill.AsyncClient`.
+
+Every operation is a generator that yields what it wants from Redis (:class:`Command`, :class:`Script`,
+:class:`Read`) or from the clock (:class:`Sleep`) and is sent the reply; the two clients only carry these out.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self, TypedDict, TypeVar
+
+from gristmill import keys, wire
+from gristmill.errors import BrokerUnavailable, InvalidRequestError, QueueFull, ResultTimeout, WireError
+from gristmill.wire import Request, Result
+
+T = TypeVar("T")
+Item = str | tuple[str, str] | Mapping[str, Any] | InvalidRequestError
+
+CHUNK_REQUESTS: Final = 256  # per script call
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+PENDING_TTL_S: Final = 7 * 24 * 3600  # a request may wait over a long weekend and still be known
+REPLY_TTL_S: Final = 120  # a reply stream outlives its reader by this much
+LISTEN_EVERY_S: Final = 2.0
+BLOCK_S: Final = 1.0  # longest blocking read; every socket timeout has to be longer
+CHECK_EVERY_S: Final = 1.0  # how often a waiter that is told nothing looks at the result key
+UNCLAIMED: Final = 10_000  # results kept for a later result() call; older ones are in their keys
+MAX_WINDOW: Final = 10_000  # finish.lua's cap on a reply stream: nothing awaited is ever trimmed
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    name: str
+    keys: Sequence[str]
+    args: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read the mailbox's reply stream and feed the mailbox, unless its version is no longer ``seen``.
+
+    One caller reads at a time; the others wait until it is back.
+    """
+
+    mailbox: Mailbox
+    block_ms: int
+    seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    seconds: float
+
+
+Op = Command | Script | Read | Sleep
+Steps = Generator[Op, Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What a queue holds. ``waiting`` were not given to a worker yet, ``pending`` were."""
+
+    waiting: int
+    pending: int
+    dead: int
+    max_length: int
+
+
+class RequestId(str):
+    """A request's ID, and where its result will be."""
+
+    __slots__ = ("queue", "reply")
+    queue: str
+    reply: str | None
+
+    def __new__(cls, value: str, queue: str, reply: str | None) -> Self:
+        self = super().__new__(cls, value)
+        self.queue = queue
+        self.reply = reply
+        return self
+
+    def __reduce__(self) -> tuple[type[RequestId], tuple[str, str, str | None]]:
+        return RequestId, (str(self), self.queue, self.reply)
+
+
+class CallKeywords(TypedDict, total=False):
+    """What a caller may say about requests beside their content.
+
+    ``options`` go to the model's task (``top_k``, ``truncate``, ``encoding``); ``ttl_s`` is how long to keep
+    the result; after ``deadline_s`` seconds the request is not run any more; ``trace`` is a W3C traceparent.
+    """
+
+    options: Mapping[str, Any] | None
+    ttl_s: int | None
+    deadline_s: float | None
+    trace: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """:class:`CallKeywords` with their defaults."""
+
+    options: Mapping[str, Any] | None = None
+    ttl_s: int | None = None
+    deadline_s: float | None = None
+    trace: str | None = None
+
+    def request(self, item: Item, request_id: str | None, reply: str | None, limit: int) -> Request:
+        """Build the request of ``item``; raise :class:`InvalidRequestError` where that cannot be."""
+        if self.ttl_s is not None and not 0 <= self.ttl_s <= wire.MAX_TTL_S:
+            raise InvalidRequestError(f"ttl_s is {self.ttl_s}: use 0 to {wire.MAX_TTL_S} seconds")
+        deadline_ms = None if self.deadline_s is None else int((time.time() + self.deadline_s) * 1000)
+        return Request(
+            id=wire.new_id() if request_id is None else wire.check_id(request_id),
+            body=wire.encode_body(make_body(item, self.options), limit),
+            reply=reply,
+            deadline_ms=deadline_ms,
+            ttl_s=self.ttl_s,
+            trace=self.trace,
+        )
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """What one client process has received on one queue."""
+
+    queue: str
+    key: str
+    last_id: str = "0"
+    renew_at: float = 0.0
+    version: int = 0
+    awaited: dict[str, dict[str, Result]] = field(default_factory=dict)  # ID -> where to put its result
+    unclaimed: OrderedDict[str, Result] = field(default_factory=OrderedDict)
+
+    def read_command(self, block_ms: int) -> tuple[Any, ...]:
+        return ("XREAD", "COUNT", 100, "BLOCK", block_ms, "STREAMS", self.key, self.last_id)
+
+    def feed(self, reply: Any) -> None:
+        """Take in what XREAD returned."""
+        for _, entries in reply or ():
+            for entry_id, fields in entries:
+                self.last_id = entry_id.decode()
+                for result in _results(fields):
+                    sink = self.awaited.pop(result.id, None)
+                    (self.unclaimed if sink is None else sink)[result.id] = result
+            self.version += 1
+        while len(self.unclaimed) > UNCLAIMED:
+            self.unclaimed.popitem(last=False)
+
+
+class Core:
+    """One client process's state: its name, its mailboxes, the queues it has announced."""
+
+    def __init__(self, *, max_length: int, max_body_bytes: int, retry_s: float) -> None:
+        self.max_length = max_length
+        self.max_body_bytes = max_body_bytes
+        self.retry_s = retry_s
+        self.pid = os.getpid()
+        self.name = process_name()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._announced: set[str] = set()
+
+    def forked(self) -> Core | None:
+        """Return a fresh core if this process is a fork of the one that made this core, else None."""
+        if self.pid == os.getpid():
+            return None
+        return Core(max_length=self.max_length, max_body_bytes=self.max_body_bytes, retry_s=self.retry_s)
+
+    def mailbox(self, queue: str) -> Mailbox:
+        return self._mailboxes.setdefault(queue, Mailbox(queue, keys.reply(queue, self.name)))
+
+    def submit(
+        self, queue: str, items: Iterable[Item], ids: Sequence[str] | None, call: CallOptions, *, reply: bool
+    ) -> Steps[list[RequestId]]:
+        """Queue ``items``; all are checked before the first is sent. Raises QueueFull with the accepted."""
+        keys.check_queue(queue)
+        name = self.name if reply else None
+        listed = list(items)
+        if ids is not None and len(ids) != len(listed):
+            raise InvalidRequestError(f"{len(listed)} items came with {len(ids)} IDs")
+        requests = [
+            call.request(item, ids[i] if ids is not None else None, name, self.max_body_bytes)
+            for i, item in enumerate(listed)
+        ]
+        accepted: list[RequestId] = []
+        for chunk in chunks(requests):
+            outcome = yield from self.send(queue, chunk)
+            accepted += [RequestId(r.id, queue, name) for r, o in zip(chunk, outcome, strict=True) if o >= 0]
+            if -1 in outcome:
+                raise QueueFull(queue, accepted, len(requests) - len(accepted))
+        return accepted
+
+    def send(self, queue: str, chunk: Sequence[Request]) -> Steps[list[int]]:
+        """Run submit.lua on ``chunk``; returns its outcomes. Repeated blindly: the script is idempotent."""
+        args: list[Any] = [self.max_length, PENDING_TTL_S]
+        for request in chunk:
+            fields = request.fields()
+            args += [len(fields) // 2, *fields]
+        names = [keys.requests(queue), keys.config(queue), *(keys.result(queue, r.id) for r in chunk)]
+        ends = time.monotonic() + self.retry_s
+        outcome: list[int] = yield from self.persist(Script("submit", names, args), ends)
+        if queue not in self._announced:
+            yield from self.persist(Command(("SADD", keys.QUEUES, queue)), ends)
+            self._announced.add(queue)
+        return outcome
+
+    def result(self, request_id: str, queue: str | None, timeout_s: float) -> Steps[Result]:
+        """Wait for one result: pushed if this process asked for it, else by looking at its key."""
+        if queue is None:
+            if not isinstance(request_id, RequestId):
+                raise InvalidRequestError("name the queue: result(request_id, queue='…')")
+            queue = request_id.queue
+        keys.check_queue(queue)
+        wire.check_id(request_id)
+        pushed = isinstance(request_id, RequestId) and request_id.reply == self.name
+        return (yield from self._await(str(request_id), queue, timeout_s, pushed=pushed, check_at=0.0))
+
+    def score(self, queue: str, item: Item, timeout_s: float, call: CallOptions) -> Steps[Any]:
+        """Submit one item and wait for its value."""
+        box = self.mailbox(keys.check_queue(queue))
+        request = call.request(item, None, self.name, self.max_body_bytes)
+        yield from self.listen(box, time.monotonic() + self.retry_s)
+        if (yield from self.send(queue, [request])) == [-1]:
+            raise QueueFull(queue, [], 1)
+        # The mailbox was open before the request was sent: its result will be pushed.
+        check_at = time.monotonic() + CHECK_EVERY_S
+        result = yield from self._await(request.id, queue, timeout_s, pushed=True, check_at=check_at)
+        return result.unwrap()
+
+    def _await(
+        self, request_id: str, queue: str, timeout_s: float, *, pushed: bool, check_at: float
+    ) -> Steps[Result]:
+        box = self.mailbox(queue)
+        ends = time.monotonic() + timeout_s
+        pause = 0.002
+        state: bytes | None = wire.PENDING
+        arrived: dict[str, Result] = {}
+        box.awaited[request_id] = arrived
+        try:
+            while True:
+                if pushed and (yield from self.listen(box, ends)):
+                    check_at = 0.0  # finished before the stream was there: look at the key
+                seen = box.version
+                found = arrived.get(request_id) or box.unclaimed.pop(request_id, None)
+                if found is not None:
+                    return found
+                now = time.monotonic()
+                if now >= check_at:
+                    state = yield from self.persist(Command(("GET", keys.result(queue, request_id))), ends)
+                    if state not in (None, wire.PENDING, wire.DONE):
+                        return wire.decode_result(state)
+                    check_at = now + CHECK_EVERY_S if pushed else 0.0
+                left = ends - time.monotonic()
+                if left <= 0:
+                    raise ResultTimeout(_timeout_message(request_id, queue, timeout_s, state))
+                if pushed:
+                    yield from self.read(box, min(left, BLOCK_S), seen, ends)
+                else:
+                    yield Sleep(min(pause, left))
+                    pause = min(pause * 1.5, 0.25)
+        finally:
+            box.awaited.pop(request_id, None)
+
+    def listen(self, box: Mailbox, ends: float) -> Steps[bool]:
+        """Keep the reply stream alive; returns True if it had to be created."""
+        if time.monotonic() < box.renew_at:
+            return False
+        script = Script("listen", [box.key], [REPLY_TTL_S, box.last_id])
+        created = yield from self.persist(script, ends)
+        box.renew_at = time.monotonic() + LISTEN_EVERY_S
+        if created:
+            box.last_id = "0"
+        return bool(created)
+
+    def read(self, box: Mailbox, block_s: float, seen: int, ends: float) -> Steps[None]:
+        """Wait up to ``block_s`` for anything new in the mailbox."""
+        try:
+            yield Read(box, max(1, int(block_s * 1000)), seen)
+        except BrokerUnavailable as error:
+            box.renew_at = 0.0  # after a restart the stream may be gone
+            if not error.retryable or time.monotonic() > ends:
+                raise
+            yield Sleep(0.05)
+
+    def persist(self, op: Op, ends: float) -> Steps[Any]:
+        """Carry out ``op``, again and again while Redis is away, until the monotonic time ``ends``."""
+        delay = 0.05
+        while True:
+            try:
+                return (yield op)
+            except BrokerUnavailable as error:
+                if not error.retryable or time.monotonic() + delay > ends:
+                    raise
+            yield Sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+            delay = min(2 * delay, 1.0)
+
+    def queues(self) -> Steps[list[str]]:
+        names = yield from self.persist(Command(("SMEMBERS", keys.QUEUES)), time.monotonic() + self.retry_s)
+        return sorted(name.decode() for name in names)
+
+    def depth(self, queue: str) -> Steps[Depth]:
+        ends = time.monotonic() + self.retry_s
+        stream = keys.requests(keys.check_queue(queue))
+        length = yield from self.persist(Command(("XLEN", stream)), ends)
+        dead = yield from self.persist(Command(("XLEN", keys.dead(queue))), ends)
+        bound = yield from self.persist(Command(("HGET", keys.config(queue), "max_length")), ends)
+        pending = 0
+        for consumer in (yield from self._consumers(queue, ends)):
+            pending += int(consumer["pending"])
+        return Depth(length - pending, pending, dead, int(bound) if bound else self.max_length)
+
+    def workers(self, queue: str) -> Steps[list[dict[str, str]]]:
+        """Return the heartbeat of each live worker: consumers of the group whose hash has not expired."""
+        ends = time.monotonic() + self.retry_s
+        live = []
+        for consumer in (yield from self._consumers(keys.check_queue(queue), ends)):
+            name = consumer["name"].decode()
+            beat = yield from self.persist(Command(("HGETALL", keys.worker(queue, name))), ends)
+            if beat:
+                live.append({key.decode(): value.decode() for key, value in beat.items()})
+        return live
+
+    def _consumers(self, queue: str, ends: float) -> Steps[list[dict[str, Any]]]:
+        info = Command(("XINFO CONSUMERS", keys.requests(queue), keys.GROUP))
+        exists = yield from self.persist(Command(("EXISTS", keys.requests(queue))), ends)
+        if not exists:
+            return []
+        try:
+            found: list[dict[str, Any]] = yield from self.persist(info, ends)
+        except BrokerUnavailable as error:
+            if "NOGROUP" in str(error):  # no worker has ever served this queue
+                return []
+            raise
+        return found
+
+
+def process_name() -> str:
+    """Return a name for this process, unique among all machines: host, pid and random digits."""
+    host = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in socket.gethostname())
+    return f"{host[:32]}-{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def make_body(item: Item, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the JSON body of an item: a text, a pair of texts, or a body given as a mapping."""
+    if isinstance(item, InvalidRequestError):
+        raise item
+    if isinstance(item, str):
+        body: dict[str, Any] = {"text": item}
+    elif isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item):
+        body = {"text": item[0], "pair": item[1]}
+    elif isinstance(item, Mapping):
+        body = dict(item)
+    else:
+        raise InvalidRequestError(
+            f"an item is a text, a (text, pair) tuple or a mapping, not {type(item).__name__}"
+        )
+    if options:
+        body["options"] = {**options, **(body.get("options") or {})}
+    return body
+
+
+def chunks(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:
+    """Cut ``requests`` into pieces that one script call can carry."""
+    start, size = 0, 0
+    for i, request in enumerate(requests):
+        size += len(request.body)
+        if i > start and (i - start >= CHUNK_REQUESTS or size > CHUNK_BYTES):
+            yield requests[start:i]
+            start, size = i, len(request.body)
+    if start < len(requests):
+        yield requests[start:]
+
+
+def _results(fields: Mapping[bytes, bytes]) -> list[Result]:
+    try:
+        return wire.decode_results(fields.get(b"results", b"[]"))
+    except WireError:  # not written by finish.lua; whoever waits will look at the result key
+        return []
+
+
+def _timeout_message(request_id: str, queue: str, timeout_s: float, state: bytes | None) -> str:
+    if state is None:
+        why = "it is not known there: it was never submitted, or its result was not kept (see ttl_s)"
+    else:
+        why = "it is still waiting or running; ask again, or see 'gristmill queue'"
+    return f"no result of request {request_id!r} on queue {queue!r} within {timeout_s:g} s: {why}"

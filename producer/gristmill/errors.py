@@ -1,0 +1,125 @@
+"""The error tree. Every error that a user can meet is one of these; driver exceptions never leak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum, StrEnum
+
+
+class ErrorCode(StrEnum):
+    """Codes of failed requests, as they stand in a result's ``error.code``."""
+
+    BAD_REQUEST = "bad_request"  # not JSON, wrong types, unknown options
+    EMPTY_INPUT = "empty_input"
+    TOO_LONG = "too_long"  # more tokens than the model takes, truncation not allowed
+    TOO_LARGE = "too_large"  # more bytes than the queue takes
+    ENGINE_ERROR = "engine_error"
+    INVALID_OUTPUT = "invalid_output"  # the model answered NaN or infinity
+    DEAD_LETTERED = "dead_lettered"  # given up after too many deliveries
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ``gristmill`` and ``gristmill-worker``."""
+
+    OK = 0
+    FAILURE = 1  # an error that no other code names
+    USAGE = 2  # wrong arguments
+    ROWS_FAILED = 3  # the run finished, and some rows carry an error
+    BAD_INPUT = 4  # a file, configuration or model that cannot be used
+    BROKER_UNAVAILABLE = 5
+    NO_WORKER = 6  # nobody serves the queue
+    TIMEOUT = 7  # no result in time
+    REQUEST_FAILED = 8  # the result is an error
+    FORCED = 9  # a second signal ended a worker before it had drained
+    INTERRUPTED = 130  # Ctrl-C
+
+
+class GristmillError(Exception):
+    """Base of all errors of this project."""
+
+    exit_code: ExitCode = ExitCode.FAILURE
+
+
+class InvalidRequestError(GristmillError, ValueError):
+    """The request can never be accepted as it is; nothing was sent."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.BAD_REQUEST) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class WireError(GristmillError):
+    """A stored record does not follow the wire contract. ``request_id`` is None if it could not be read."""
+
+    def __init__(
+        self, message: str, code: ErrorCode = ErrorCode.BAD_REQUEST, request_id: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.request_id = request_id
+
+
+class BrokerUnavailable(GristmillError):
+    """Redis cannot be reached or refuses commands. ``retryable`` says whether waiting may help."""
+
+    exit_code = ExitCode.BROKER_UNAVAILABLE
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class QueueFull(GristmillError):
+    """The queue holds as many requests as its admission bound allows; ``accepted`` ones were queued."""
+
+    def __init__(self, queue: str, accepted: Sequence[str], refused: int) -> None:
+        super().__init__(
+            f"queue {queue!r} is full: {refused} of {refused + len(accepted)} requests were refused. "
+            "Submit them again later, add workers, or raise max_length in the queue's config."
+        )
+        self.queue = queue
+        self.accepted = list(accepted)
+        self.refused = refused
+
+
+class ResultTimeout(GristmillError, TimeoutError):
+    """No result arrived in time. The request itself is not withdrawn: ask again for the same ID."""
+
+    exit_code = ExitCode.TIMEOUT
+
+
+class ScoringError(GristmillError):
+    """The request was processed and failed; ``code`` is one of :class:`ErrorCode` (as a string)."""
+
+    exit_code = ExitCode.REQUEST_FAILED
+
+    def __init__(self, request_id: str, code: str, message: str) -> None:
+        super().__init__(f"request {request_id!r} failed: {code}: {message}")
+        self.request_id = request_id
+        self.code = code
+        self.message = message
+
+
+class RequestExpired(ScoringError):
+    """The request's deadline passed before it ran."""
+
+    def __init__(self, request_id: str, message: str = "its deadline passed before it ran") -> None:
+        super().__init__(request_id, ErrorCode.EXPIRED, message)
+
+
+class InputFileError(GristmillError):
+    """A file, configuration or model directory cannot be used; the message says what to do."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class NoWorkerError(GristmillError):
+    """No live worker serves the queue."""
+
+    exit_code = ExitCode.NO_WORKER

@@ -1,0 +1,12 @@
+"""The Lua scripts: one per atomic operation. Each file's header documents its keys, arguments and return."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+
+@cache
+def source(name: str) -> str:
+    """Return the text of the script ``name`` (``submit``, ``finish`` or ``listen``)."""
+    return files(__package__).joinpath(f"{name}.lua").read_text("utf-8")

@@ -1,0 +1,63 @@
+-- Finish a batch: each request leaves the stream in the same step that stores its result.
+--
+-- KEYS  1          request stream
+--       2          dead-letter stream
+--       3..2+R     reply streams of the clients in this batch
+--       3+R...     one result key per item (the dead-letter stream's key where a request has no usable ID)
+-- ARGV  1  consumer group          4  seconds to keep the "done" mark of a reply-only request
+--       2  worker name             5  R, the number of reply streams
+--       3  entries that a reply stream may hold
+--       6...  per item, six values:
+--             entry ID | number of its reply stream, 0 = none | ttl of the result in seconds, 0 = reply only
+--             result JSON, '' = none | reason for the dead letters, '' = none | deliveries so far
+-- Returns one integer per item: 1 finished here; 0 dropped, because the entry was acknowledged before
+-- (another worker took it over and answered) or the ID had its answer already.
+
+local group, worker, cap, mark_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local streams = tonumber(ARGV[5])
+local MOST_FIELDS = 64 -- of a foreign entry, kept with its dead letter
+
+local function bury(entry, reason, deliveries)
+  local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]
+  if not found then return end
+  local letter = { 'reason', reason, 'deliveries', deliveries, 'worker', worker }
+  for i = 1, math.min(#found[2], 2 * MOST_FIELDS) do letter[#letter + 1] = found[2][i] end
+  redis.pcall('XADD', KEYS[2], '*', unpack(letter))
+end
+
+local outcome, replies = {}, {}
+local at = 6
+for i = 3 + streams, #KEYS do
+  local entry, stream, ttl = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local body, reason, deliveries = ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
+  local done = redis.call('XACK', KEYS[1], group, entry)
+  if done == 1 then
+    if reason ~= '' then bury(entry, reason, deliveries) end
+    redis.call('XDEL', KEYS[1], entry)
+    if body ~= '' then
+      -- A foreign value of another type must not stop the batch half way: it is overwritten.
+      local known = redis.pcall('GET', KEYS[i])
+      if type(known) == 'string' and known ~= 'pending' then
+        done = 0
+      else
+        if ttl > 0 then
+          redis.call('SET', KEYS[i], body, 'EX', ttl)
+        else
+          redis.call('SET', KEYS[i], 'done', 'EX', mark_ttl)
+        end
+        if stream > 0 then
+          replies[stream] = replies[stream] or {}
+          table.insert(replies[stream], body)
+        end
+      end
+    end
+  end
+  outcome[#outcome + 1] = done
+  at = at + 6
+end
+for stream, bodies in pairs(replies) do
+  -- The reader owns its stream: it creates it and keeps it alive. Nobody reads, nothing is pushed.
+  redis.pcall('XADD', KEYS[2 + stream], 'NOMKSTREAM', 'MAXLEN', '~', cap, '*',
+    'results', '[' .. table.concat(bodies, ',') .. ']')
+end
+return outcome

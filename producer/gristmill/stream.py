@@ -1,0 +1,202 @@
+"""Streamed scoring over any number of items with bounded memory; no I/O (see :mod:`gristmill.core`)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, TypedDict
+
+from gristmill import keys, wire
+from gristmill.core import (
+    BLOCK_S,
+    CHECK_EVERY_S,
+    CHUNK_REQUESTS,
+    MAX_WINDOW,
+    CallOptions,
+    Command,
+    Core,
+    Item,
+    Sleep,
+    Steps,
+    chunks,
+)
+from gristmill.errors import InvalidRequestError, ResultTimeout
+from gristmill.wire import Request, Result
+
+PULL_S: Final = 0.05  # a slow source of items must not hold back results
+BACKOFF_S: Final = 0.05, 1.0
+
+
+class StreamKeywords(TypedDict, total=False):
+    """How to run a stream.
+
+    ``window`` (1024): items taken from the source and not yet handed out; ``timeout_s`` (None: for ever):
+    raise ResultTimeout if nothing arrives for so long; ``options`` and ``deadline_s`` as for one request;
+    ``ttl_s`` (0): by default results are pushed only and not kept.
+    """
+
+    window: int
+    timeout_s: float | None
+    options: Mapping[str, Any] | None
+    deadline_s: float | None
+    ttl_s: int
+
+
+class Stream:
+    """One run over ``items``: at most ``window`` of them are taken from the source and not yet handed out.
+
+    A request that Redis lost (a restart without persistence) is submitted again. A full queue is waited for.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        queue: str,
+        items: Iterable[Item],
+        *,
+        ordered: bool,
+        window: int = 1024,
+        timeout_s: float | None = None,
+        options: Mapping[str, Any] | None = None,
+        deadline_s: float | None = None,
+        ttl_s: int = 0,
+    ) -> None:
+        if not 1 <= window <= MAX_WINDOW:
+            raise InvalidRequestError(f"window is {window}: use 1 to {MAX_WINDOW}")
+        self._core = core
+        self._queue = keys.check_queue(queue)
+        self._items: Iterator[Item] = iter(items)
+        self._call = CallOptions(options, ttl_s, deadline_s)
+        self._ordered = ordered
+        self._window = window
+        self._timeout_s = timeout_s
+        self._box = core.mailbox(queue)
+        self._exhausted = False
+        self._pulled = 0
+        self._released = 0
+        self._sent: dict[str, tuple[int, Request]] = {}  # in flight, oldest first
+        self._unsent: deque[tuple[int, Request]] = deque()  # not sent yet, or refused by a full queue
+        self._retry_at, self._backoff_s = 0.0, BACKOFF_S[0]
+        self._arrived: dict[str, Result] = {}
+        self._ready: dict[int, Result] = {}
+        self._heard_at = self._checked_at = time.monotonic()
+
+    def step(self) -> Steps[list[tuple[int, Result]]]:
+        """Return the next results with the indices of their items; an empty list at the end."""
+        while True:
+            if (yield from self._core.listen(self._box, time.monotonic() + self._core.retry_s)):
+                self._checked_at = 0.0
+            self._pull()
+            yield from self._send()
+            if out := self._release():
+                return out
+            if self._exhausted and not self._sent and not self._unsent:
+                return []
+            yield from self._receive()
+
+    def close(self) -> None:
+        """Stop waiting for what is in flight."""
+        for request_id in self._sent:
+            self._box.awaited.pop(request_id, None)
+
+    def _pull(self) -> None:
+        room = self._window - (self._pulled - self._released)
+        # Small refills make small batches: wait for a worthwhile chunk unless nothing else is in flight.
+        if self._exhausted or (room < min(CHUNK_REQUESTS, self._window // 4) and self._sent):
+            return
+        ends = time.monotonic() + PULL_S
+        for item in islice(self._items, room):
+            index = self._pulled
+            self._pulled += 1
+            try:
+                request = self._call.request(item, None, self._core.name, self._core.max_body_bytes)
+            except InvalidRequestError as error:
+                self._ready[index] = Result(
+                    wire.new_id(), status="error", error=(str(error.code), error.message)
+                )
+            else:
+                self._unsent.append((index, request))
+            if time.monotonic() > ends:
+                return
+        self._exhausted = self._pulled - self._released < self._window
+
+    def _send(self) -> Steps[None]:
+        if not self._unsent or time.monotonic() < self._retry_at:
+            return
+        batch = list(self._unsent)
+        self._unsent.clear()
+        # Known as awaited before Redis knows them: no result can come too early.
+        for index, request in batch:
+            self._sent[request.id] = (index, request)
+            self._box.awaited[request.id] = self._arrived
+        for chunk in chunks([request for _, request in batch]):
+            outcome = yield from self._core.send(self._queue, chunk)
+            for request, code in zip(chunk, outcome, strict=True):
+                if code == -1:
+                    self._unsent.append(self._sent.pop(request.id))
+                    self._box.awaited.pop(request.id, None)
+        if self._unsent:
+            self._retry_at = time.monotonic() + self._backoff_s
+            self._backoff_s = min(2 * self._backoff_s, BACKOFF_S[1])
+        else:
+            self._backoff_s = BACKOFF_S[0]
+
+    def _receive(self) -> Steps[None]:
+        seen = self._box.version
+        if not self._take():
+            now = time.monotonic()
+            self._check_timeout(now)
+            if not self._sent:
+                yield Sleep(max(self._retry_at - now, 0.001))
+            elif now - max(self._checked_at, self._heard_at) > CHECK_EVERY_S:
+                self._checked_at = now
+                yield from self._look_up()
+            else:
+                block_s = max(self._retry_at - now, 0.001) if self._unsent else BLOCK_S
+                yield from self._core.read(self._box, block_s, seen, now + self._core.retry_s)
+            self._take()
+
+    def _take(self) -> bool:
+        arrived, found = self._arrived, False
+        while arrived:
+            request_id, result = arrived.popitem()
+            self._box.awaited.pop(request_id, None)  # still there where a look at the key found it
+            if (sent := self._sent.pop(request_id, None)) is not None:
+                self._ready[sent[0]] = result
+                found = True
+        if found:
+            self._heard_at = time.monotonic()
+        return found
+
+    def _look_up(self) -> Steps[None]:
+        """Nothing was pushed for a while: look at the keys of the oldest; send again what Redis lost."""
+        oldest = list(islice(self._sent.items(), CHUNK_REQUESTS))
+        names = [keys.result(self._queue, request_id) for request_id, _ in oldest]
+        ends = time.monotonic() + self._core.retry_s
+        states = yield from self._core.persist(Command(("MGET", *names)), ends)
+        for (request_id, sent), state in zip(oldest, states, strict=True):
+            if state is None:
+                del self._sent[request_id]
+                self._unsent.append(sent)
+            elif state not in (wire.PENDING, wire.DONE):
+                self._arrived[request_id] = wire.decode_result(state)
+
+    def _release(self) -> list[tuple[int, Result]]:
+        if self._ordered:
+            out: list[tuple[int, Result]] = []
+            while (result := self._ready.pop(self._released + len(out), None)) is not None:
+                out.append((self._released + len(out), result))
+        else:
+            out = list(self._ready.items())
+            self._ready.clear()
+        self._released += len(out)
+        return out
+
+    def _check_timeout(self, now: float) -> None:
+        if self._timeout_s is not None and now - self._heard_at > self._timeout_s:
+            raise ResultTimeout(
+                f"no result on queue {self._queue!r} for {self._timeout_s:g} s, "
+                f"{len(self._sent)} requests are waiting; see 'gristmill queue {self._queue}'"
+            )
