@@ -1,0 +1,73 @@
+"""The command line ``gristmill-worker``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+import gristmill
+from gristmill import console
+from gristmill.errors import InputFileError
+
+
+@click.group(epilog=console.EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(gristmill.__version__, prog_name="gristmill-worker")
+def cli() -> None:
+    """Serve a queue with a model on this machine's CPUs; make model directories."""
+
+
+def _cores(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Read a CPU list as taskset and cpusets write it: 0,2-3."""
+    if value is None:
+        return None
+    cores: list[int] = []
+    try:
+        for part in value.split(","):
+            first, _, last = part.partition("-")
+            cores.extend(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a CPU list such as 0,2-3") from None
+    return tuple(cores)
+
+
+@cli.command()
+@click.argument(
+    "config", required=False, type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
+)
+@click.option("--queue", help="Queue to serve.")
+@click.option("--model", type=click.Path(path_type=Path), help="Model directory.")
+@click.option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
+@click.option("--name", help="Worker name, unique among all workers of the queue.")
+@click.option("--engine", help="Engine to run the model on.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine.")
+@click.option("--cores", callback=_cores, metavar="LIST", help="CPUs to run on, e.g. 0,2-3.")
+@click.option("--log-level", help="debug, info, warning or error.")
+def run(config: Path | None, **flags: Any) -> int:
+    """Serve one queue with one model in this process.
+
+    Settings come from flags, then GRISTMILL_* variables, then the YAML file CONFIG, then defaults. SIGTERM or
+    Ctrl-C once: finish what was taken, then stop. Twice: stop at once; another worker takes over after the
+    lease.
+
+    \b
+    Example:
+      gristmill-worker run configs/sentiment.yaml --redis redis://localhost:6379/0
+    """
+    try:
+        from gristmill_worker.service import serve
+        from gristmill_worker.settings import load_settings
+    except ModuleNotFoundError as error:
+        raise _not_installed(error, "worker") from error
+    return serve(load_settings(config, os.environ, flags))
+
+
+def _not_installed(error: ModuleNotFoundError, extra: str) -> InputFileError:
+    return InputFileError(f"the package {error.name!r} is missing: pip install 'gristmill[{extra}]'")
+
+
+def main() -> NoReturn:
+    """Entry point of ``gristmill-worker``."""
+    console.run(cli)

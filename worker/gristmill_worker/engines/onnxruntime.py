@@ -1,0 +1,97 @@
+"""onnxruntime on the CPU: one session, explicit threads, inputs bound once per shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from gristmill_worker.engines.base import Array, Engine, EngineError, Shape, example_inputs
+from gristmill_worker.models.manifest import Manifest, ModelRefusedError
+
+WARNING_LEVEL = 3  # onnxruntime's "error": its warnings are not for users
+
+
+class OnnxRuntimeEngine:
+    """See :class:`~gristmill_worker.engines.base.Engine`."""
+
+    name = "onnxruntime"
+
+    def __init__(self, session: Any, manifest: Manifest, shapes: Sequence[Shape]) -> None:
+        self.precision = manifest.precision
+        self.shapes = tuple(shapes)
+        self._session = session
+        self._manifest = manifest
+        self._outputs = [output.name for output in manifest.outputs]
+        self._bound = {self._signature(example_inputs(manifest.inputs, s)): self._bind(s) for s in shapes}
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch; see :meth:`~gristmill_worker.engines.base.Engine.run`."""
+        try:
+            binding, buffers = self._bound[self._signature(inputs)]
+        except KeyError:
+            found = {name: array.shape for name, array in inputs.items()}
+            raise EngineError(f"inputs {found} are of no shape that this engine was loaded for") from None
+        try:
+            for name, buffer in buffers.items():
+                np.copyto(buffer, inputs[name], casting="no")
+            self._session.run_with_iobinding(binding)
+            values = binding.copy_outputs_to_cpu()
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise EngineError(f"onnxruntime failed: {error}") from error
+        return dict(zip(self._outputs, values, strict=True))
+
+    def close(self) -> None:
+        """Release the session's memory."""
+        self._bound.clear()
+        self._session = None
+
+    def _bind(self, shape: Shape) -> tuple[Any, dict[str, Array]]:
+        """Let the session read its inputs of ``shape`` from buffers that stay."""
+        binding = self._session.io_binding()
+        buffers = example_inputs(self._manifest.inputs, shape)
+        for name, buffer in buffers.items():
+            binding.bind_cpu_input(name, buffer)
+        for name in self._outputs:
+            binding.bind_output(name, "cpu")
+        return binding, buffers
+
+    def _signature(self, inputs: Mapping[str, Array]) -> tuple[tuple[int, ...], ...]:
+        return tuple(inputs[tensor.name].shape for tensor in self._manifest.inputs)
+
+
+def load(model_dir: Path, manifest: Manifest, threads: int, shapes: Sequence[Shape]) -> Engine:
+    """Load the model and run every shape once, so that no request pays for a first time."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads  # never the default: it ignores cpusets and cgroups
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = WARNING_LEVEL
+    try:
+        session = ort.InferenceSession(
+            str(model_dir / manifest.file), options, providers=["CPUExecutionProvider"]
+        )
+        _check_signature(session, manifest)
+        engine = OnnxRuntimeEngine(session, manifest, shapes)
+        for shape in shapes:
+            engine.run(example_inputs(manifest.inputs, shape))
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # onnxruntime raises a dozen unrelated classes
+        raise ModelRefusedError(
+            f"onnxruntime {ort.__version__} cannot run {model_dir / manifest.file}: {error}"
+        ) from error
+    return engine
+
+
+def _check_signature(session: Any, manifest: Manifest) -> None:
+    pairs = ((session.get_inputs(), manifest.inputs), (session.get_outputs(), manifest.outputs))
+    for found, declared in pairs:
+        names = {node.name for node in found}
+        if missing := [tensor.name for tensor in declared if tensor.name not in names]:
+            raise ModelRefusedError(
+                f"the graph has no {missing[0]!r}, which the manifest names, but {', '.join(sorted(names))}"
+            )

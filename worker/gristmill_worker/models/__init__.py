@@ -1,0 +1,1 @@
+"""Model directories: the manifest, import without torch, and decision heads."""

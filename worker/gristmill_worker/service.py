@@ -1,0 +1,136 @@
+"""One worker process from start to end: bind, load, serve, drain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Final
+
+from gristmill.core import process_name
+from gristmill.errors import BrokerUnavailable, ExitCode, InputFileError
+from gristmill_worker.batching.shapes import check_shapes, default_shapes
+from gristmill_worker.engines.base import Engine, engine_loader
+from gristmill_worker.loop import Loop
+from gristmill_worker.models import manifest as manifests
+from gristmill_worker.models.manifest import Manifest
+from gristmill_worker.pulse import Pulse
+from gristmill_worker.settings import Settings
+from gristmill_worker.sources.streams import StreamSource
+from gristmill_worker.tasks.base import make_task
+from gristmill_worker.telemetry import configure_logging, logger
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(settings: Settings) -> ExitCode:
+    """Serve the queue until a signal: the first drains, a second ends the process at once.
+
+    Raises InputFileError for a model or setting that cannot be used, BrokerUnavailable for a refused login.
+    """
+    configure_logging(settings.log_level)
+    _bind(settings)
+    name = settings.name or process_name()
+    started = time.perf_counter()
+    manifest = manifests.load(settings.model)
+    task = make_task(settings.model, manifest, truncate=settings.truncate)
+    engine = _load(settings, manifest)
+    logger().info(
+        "engine_ready",
+        worker=name,
+        queue=settings.queue,
+        model=manifest.id,
+        engine=engine.name,
+        precision=engine.precision,
+        threads=settings.threads,
+        shapes=len(engine.shapes),
+        seconds=round(time.perf_counter() - started, 2),
+    )
+    source = StreamSource(
+        settings.redis,
+        settings.queue,
+        name,
+        lease_s=settings.lease_s,
+        result_ttl_s=settings.result_ttl_s,
+    )
+    stop = threading.Event()
+    loop = Loop(source, engine, task, settings, worker=name, model=manifest.id, stop=stop)
+    about = {
+        "name": name,
+        "host": socket.gethostname(),
+        "pid": str(os.getpid()),
+        "started_ms": str(int(time.time() * 1000)),
+        "cores": ",".join(str(core) for core in sorted(os.sched_getaffinity(0))),
+        "threads": str(settings.threads),
+        "engine": engine.name,
+        "precision": engine.precision,
+        "model": manifest.id,
+        "task": manifest.task,
+    }
+    pulse = Pulse(
+        source,
+        settings.redis,
+        settings.lease_s,
+        lambda: about | {key: str(value) for key, value in loop.counters.snapshot().items()},
+    )
+    _serve(loop, pulse, stop)
+    source.leave()
+    engine.close()
+    logger().info("stopped", worker=name, **loop.counters.snapshot())
+    return ExitCode.OK
+
+
+def _bind(settings: Settings) -> None:
+    # Before any thread of an engine or tokenizer exists, so that all of them inherit it.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if settings.cores is not None:
+        try:
+            os.sched_setaffinity(0, settings.cores)
+        except (OSError, ValueError) as error:
+            allowed = sorted(os.sched_getaffinity(0))
+            raise InputFileError(
+                f"cores: {list(settings.cores)} cannot be used ({error}); this process may use {allowed}"
+            ) from error
+
+
+def _load(settings: Settings, manifest: Manifest) -> Engine:
+    configured = settings.batch.shapes
+    if configured is not None:
+        shapes = check_shapes(configured, manifest.max_length)
+    else:
+        shapes = default_shapes(manifest.max_length, settings.batch.max_tokens)
+    return engine_loader(settings.engine)(settings.model, manifest, settings.threads, shapes)
+
+
+def _serve(loop: Loop, pulse: Pulse, stop: threading.Event) -> None:
+    """Run the loop beside this thread, which thus stays free for signals whatever the engine does."""
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            loop.run()
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the main thread
+            failure.append(error)
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(ExitCode.FORCED)  # what is pending stays so, and is taken over after the lease
+        stop.set()
+        # print would do if it were reentrant
+        os.write(sys.stderr.fileno(), b'{"event": "draining", "signal": %d}\n' % number)
+
+    for number in SIGNALS:
+        signal.signal(number, on_signal)
+    thread = threading.Thread(target=run, name="loop", daemon=True)
+    thread.start()
+    pulse.start()
+    thread.join()
+    pulse.stop()
+    if failure:
+        if isinstance(failure[0], BrokerUnavailable):
+            raise failure[0]
+        raise RuntimeError("the worker's loop ended") from failure[0]

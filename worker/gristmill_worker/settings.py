@@ -1,0 +1,102 @@
+"""The worker's settings: YAML, environment and flags in one frozen record, by one rule of precedence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gristmill.errors import InputFileError
+from gristmill.wire import MAX_BODY_BYTES, MAX_TTL_S
+from gristmill_worker.batching.shapes import MAX_TOKENS
+
+ENV_PREFIX: Final = "GRISTMILL_"
+
+Size = Annotated[int, Field(ge=1)]
+
+
+class BatchSettings(BaseModel):
+    """How requests become batches."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_items: int = Field(256, ge=1, le=4096)  # N: requests in one window
+    max_wait_ms: float = Field(5.0, ge=0, le=60_000)  # T: from the arrival of the oldest
+    max_tokens: int = Field(MAX_TOKENS, ge=1)  # of a batch, padding included; bounds the default shapes
+    shapes: tuple[tuple[Size, Size], ...] | None = Field(None, min_length=1)  # (batch, sequence)
+
+
+class Settings(BaseModel):
+    """One worker process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    queue: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    model: Path
+    redis: str = "redis://localhost:6379/0"
+    name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # default: host, pid and random digits
+    engine: Literal["onnxruntime"] = "onnxruntime"
+    threads: int = Field(1, ge=1)
+    cores: tuple[int, ...] | None = None  # CPUs to run on; default: those that the process was given
+    batch: BatchSettings = BatchSettings()
+    truncate: bool = True  # cut long texts; a request's own option goes first
+    lease_s: float = Field(30.0, ge=1)
+    result_ttl_s: int = Field(3600, ge=1, le=MAX_TTL_S)
+    max_deliveries: int = Field(5, ge=1)
+    max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
+    """Merge, the first going first: ``flags`` that are not None, GRISTMILL_* variables, the file, defaults.
+
+    A nested field's variable joins the names with two underscores: GRISTMILL_BATCH__MAX_ITEMS. Values of
+    variables are read as YAML. Raises :class:`InputFileError`.
+    """
+    merged = _read_file(path) if path is not None else {}
+    for name, value in _from_env(env).items():
+        if isinstance(value, dict):
+            merged[name] = {**(merged.get(name) or {}), **value}
+        else:
+            merged[name] = value
+    merged |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            for problem in error.errors()
+        )
+        raise InputFileError(f"the settings cannot be used: {problems}") from error
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputFileError(f"the configuration {path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise InputFileError(f"the configuration {path} has to be a mapping of settings")
+    return data
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for variable, text in env.items():
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        outer, _, inner = name.partition("__")
+        # Other programs of this project have variables of their own: take only what is a setting.
+        if variable == name or outer not in Settings.model_fields:
+            continue
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InputFileError(f"the variable {variable} cannot be read: {error}") from error
+        if inner:
+            found.setdefault(outer, {})[inner] = value
+        else:
+            found[outer] = value
+    return found

@@ -1,0 +1,54 @@
+"""The source protocol: take, finish, and the records that pass between a source and the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gristmill.wire import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One entry as it was delivered; ``deliveries`` counts this one."""
+
+    entry_id: bytes
+    fields: Mapping[bytes, bytes]
+    deliveries: int
+
+    @property
+    def enqueued_ms(self) -> int:
+        """Unix time of its arrival in the queue, by Redis's clock."""
+        return int(self.entry_id.partition(b"-")[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of a delivery.
+
+    ``result`` is None if the request has no usable ID; ``ttl_s`` None means the worker's default;
+    a ``reason`` sends the entry to the dead letters.
+    """
+
+    delivery: Delivery
+    result: Result | None
+    reply: str | None = None
+    ttl_s: int | None = None
+    reason: str = ""
+
+
+class Source(Protocol):
+    """A queue. All methods raise BrokerUnavailable while it cannot be reached."""
+
+    def take(self, count: int, block_s: float) -> list[Delivery]:
+        """Return up to ``count`` deliveries; waits up to ``block_s`` for the first."""
+        ...
+
+    def finish(self, outcomes: Sequence[Outcome]) -> int:
+        """Store the outcomes atomically; returns how many counted (others were answered elsewhere)."""
+        ...
+
+    def recover(self) -> None:
+        """Forget what is in flight: the next ``take`` delivers again whatever was taken and not finished."""
+        ...

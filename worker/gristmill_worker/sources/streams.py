@@ -1,0 +1,195 @@
+"""A queue in a Redis stream, read through the consumer group ``workers`` (see WIRE.md)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Final
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from gristmill import keys, scripts, wire
+from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, check_url, pool_options, translate
+from gristmill_worker.sources.base import Delivery, Outcome
+
+REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer requests in flight
+DONE_MARK_S: Final = 60
+
+
+def connect(url: str) -> Redis:
+    """Return a connection pool of its own; the driver repeats nothing by itself."""
+    options = pool_options()
+    del options["timeout"]  # of the clients' blocking pool
+    client: Redis = Redis.from_url(check_url(url), **options)
+    return client
+
+
+class StreamSource:
+    """Takes and finishes the requests of one queue under one consumer name."""
+
+    def __init__(self, url: str, queue: str, worker: str, *, lease_s: float, result_ttl_s: int) -> None:
+        self._url = url
+        self._queue = keys.check_queue(queue)
+        self._worker = worker
+        self._lease_s = lease_s
+        self._result_ttl_s = result_ttl_s
+        self._redis = connect(url)
+        self._finish = self._redis.register_script(scripts.source("finish"))
+        self._stream = keys.requests(queue)
+        self._ready = False  # the group exists
+        self._recover = True  # a restarted worker may have entries under its name
+        self._reclaim_at = 0.0
+        self._cursor = b"0-0"
+        self._in_flight: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def take(self, count: int, block_s: float) -> list[Delivery]:
+        """Return own unfinished entries first, then those of dead workers, then new ones."""
+        with self._translated():
+            self._prepare()
+            found = self._own(count) if self._recover else []
+            self._recover = bool(found)
+            if not found and time.monotonic() >= self._reclaim_at:
+                found = self._reclaim(count)
+            if not found:
+                found = self._new(count, block_s)
+        with self._lock:
+            self._in_flight.update(delivery.entry_id for delivery in found)
+        return found
+
+    def finish(self, outcomes: Sequence[Outcome]) -> int:
+        """Run finish.lua. May be repeated after a lost reply: what was acknowledged is not done again."""
+        replies = {name: i for i, name in enumerate(sorted({o.reply for o in outcomes if o.reply}), 1)}
+        names = [self._stream, keys.dead(self._queue), *(keys.reply(self._queue, name) for name in replies)]
+        args: list[Any] = [keys.GROUP, self._worker, REPLY_CAP, DONE_MARK_S, len(replies)]
+        for outcome in outcomes:
+            if outcome.result is None:
+                names.append(keys.dead(self._queue))
+                body = b""
+            else:
+                names.append(keys.result(self._queue, outcome.result.id))
+                body = wire.encode_result(outcome.result)
+            args += [
+                outcome.delivery.entry_id,
+                replies[outcome.reply] if outcome.reply else 0,
+                self._result_ttl_s if outcome.ttl_s is None else outcome.ttl_s,
+                body,
+                outcome.reason,
+                outcome.delivery.deliveries,
+            ]
+        with self._translated():
+            finished: int = sum(self._finish(keys=names, args=args))
+        with self._lock:
+            self._in_flight.difference_update(outcome.delivery.entry_id for outcome in outcomes)
+        return finished
+
+    def recover(self) -> None:
+        """Forget what is in flight and read it again: after an error nobody knows how far it got."""
+        with self._lock:
+            self._in_flight.clear()
+        self._recover = True
+
+    def renew(self, connection: Redis) -> None:
+        """Renew the lease of everything in flight; called from another thread with its own connection."""
+        with self._lock:
+            held = sorted(self._in_flight)
+        if held:
+            with self._translated():
+                connection.execute_command(
+                    "XCLAIM", self._stream, keys.GROUP, self._worker, 0, *held, "JUSTID"
+                )
+
+    def beat(self, connection: Redis, fields: Mapping[str, str], ttl_s: int) -> None:
+        """Write this worker's heartbeat."""
+        name = keys.worker(self._queue, self._worker)
+        with self._translated(), connection.pipeline(transaction=True) as pipeline:
+            pipeline.execute_command("HSET", name, *chain.from_iterable(fields.items()))
+            pipeline.expire(name, ttl_s)
+            pipeline.execute()
+
+    def leave(self) -> None:
+        """Remove the heartbeat and close; entries in flight stay for others to take over."""
+        try:
+            self._redis.delete(keys.worker(self._queue, self._worker))
+        except ERRORS:
+            pass  # it expires by itself
+        finally:
+            self._redis.close()
+
+    def _prepare(self) -> None:
+        if self._ready:
+            return
+        try:
+            self._redis.execute_command("XGROUP CREATE", self._stream, keys.GROUP, "0", "MKSTREAM")
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+        self._redis.execute_command("SADD", keys.QUEUES, self._queue)
+        self._ready = True
+
+    def _own(self, count: int) -> list[Delivery]:
+        """Read what this name took and never finished, without what is being worked on now."""
+        entries = self._read_group(count + len(self._in_flight), None, "0")
+        return self._counted([entry for entry in entries if entry[0] not in self._in_flight][:count])
+
+    def _reclaim(self, count: int) -> list[Delivery]:
+        """Take over entries whose lease ran out."""
+        idle_ms = int(self._lease_s * 1000)
+        reply = self._redis.execute_command(
+            "XAUTOCLAIM", self._stream, keys.GROUP, self._worker, idle_ms, self._cursor, "COUNT", count
+        )
+        self._cursor = reply[0]
+        entries = [entry for entry in reply[1] if entry[0] is not None]
+        if self._cursor == b"0-0" and not entries:  # one whole round without a find
+            self._reclaim_at = time.monotonic() + self._lease_s / 3
+        return self._counted(entries)
+
+    def _new(self, count: int, block_s: float) -> list[Delivery]:
+        return [
+            Delivery(entry_id, fields or {}, 1) for entry_id, fields in self._read_group(count, block_s, ">")
+        ]
+
+    def _read_group(self, count: int, block_s: float | None, start: str) -> list[Any]:
+        block_ms = int(min(block_s or 0.0, SOCKET_TIMEOUT_S / 2) * 1000)
+        block = ("BLOCK", block_ms) if block_ms else ()  # BLOCK 0 would wait for ever
+        reply = self._redis.execute_command(
+            "XREADGROUP",
+            "GROUP",
+            keys.GROUP,
+            self._worker,
+            "COUNT",
+            count,
+            *block,
+            "STREAMS",
+            self._stream,
+            start,
+        )
+        return list(reply[0][1]) if reply else []
+
+    def _counted(self, entries: Sequence[Any]) -> list[Delivery]:
+        """Look up how often each entry was delivered; XREADGROUP and XAUTOCLAIM do not say."""
+        if not entries:
+            return []
+        rows = self._redis.xpending_range(
+            self._stream,
+            keys.GROUP,
+            min=entries[0][0],
+            max=entries[-1][0],
+            count=len(entries) + len(self._in_flight),
+            consumername=self._worker,
+        )
+        times = {row["message_id"]: int(row["times_delivered"]) for row in rows}
+        return [Delivery(entry_id, fields or {}, times.get(entry_id, 2)) for entry_id, fields in entries]
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except ERRORS as error:
+            if str(error).startswith("NOGROUP"):
+                self._ready = False  # Redis came back without its data
+            raise translate(error, self._url) from error

@@ -1,0 +1,1 @@
+"""Tasks: one file each. A task encodes requests to arrays and decodes outputs to JSON values."""

@@ -1,0 +1,117 @@
+"""Tokenization and padding, shared by all tasks that score text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from gristmill.errors import ErrorCode
+from gristmill.wire import json_type
+from gristmill_worker.engines.base import Array, Shape
+from gristmill_worker.models.manifest import TOKENIZER_FILE, Manifest, ModelRefusedError
+from gristmill_worker.tasks.base import Encoded, ItemError, read_options
+
+OPTION_CHECKS: Final = {"truncate": lambda value: isinstance(value, bool)}
+
+
+class TextEncoder:
+    """Turns request bodies into token arrays and these into padded batches."""
+
+    def __init__(self, model_dir: Path, manifest: Manifest, *, truncate: bool) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_file(str(model_dir / TOKENIZER_FILE))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelRefusedError(f"{model_dir / TOKENIZER_FILE} cannot be read: {error}") from error
+        # Files often ship with padding and a shorter truncation switched on.
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(manifest.max_length)
+        self._manifest = manifest
+        self._truncate = truncate
+
+    def encode(
+        self, bodies: Sequence[Mapping[str, Any]], checks: Mapping[str, Any]
+    ) -> list[Encoded | ItemError]:
+        """Encode a window; ``checks`` are the task's own options (see :func:`read_options`)."""
+        out: list[Encoded | ItemError] = []
+        texts: list[str | tuple[str, str]] = []
+        for body in bodies:
+            try:
+                options = read_options(body, {**OPTION_CHECKS, **checks})
+                texts.append(_text(body))
+            except ItemError as error:
+                out.append(error)
+            else:
+                out.append(Encoded(0, {}, options))
+        encodings = iter(self._tokenize(texts))
+        for i, item in enumerate(out):
+            if isinstance(item, Encoded):
+                encoding = next(encodings)
+                out[i] = encoding if isinstance(encoding, ItemError) else self._item(encoding, item.options)
+        return out
+
+    def assemble(self, items: Sequence[Encoded], shape: Shape) -> dict[str, Array]:
+        """Pad to ``shape``; spare rows repeat the first item, so that every row is a sensible one."""
+        rows = [*items, *[items[0]] * (shape[0] - len(items))]
+        inputs = {}
+        for tensor in self._manifest.inputs:
+            fill = self._manifest.pad_token_id if tensor.name == "input_ids" else 0
+            array = np.full(shape, fill, dtype=tensor.dtype)  # (batch, sequence)
+            for row, item in zip(array, rows, strict=True):
+                if tensor.name == "attention_mask":
+                    row[: item.length] = 1
+                elif (values := item.arrays.get(tensor.name)) is not None:
+                    row[: item.length] = values
+            inputs[tensor.name] = array
+        return inputs
+
+    def _tokenize(self, texts: list[str | tuple[str, str]]) -> Sequence[Encoding | ItemError]:
+        try:
+            return self._tokenizer.encode_batch_fast(texts)
+        except Exception:  # noqa: BLE001 - all that the library raises
+            # One text is to blame; find it by going one by one.
+            return [self._tokenize_one(text) for text in texts]
+
+    def _tokenize_one(self, text: str | tuple[str, str]) -> Encoding | ItemError:
+        try:
+            return self._tokenizer.encode_batch_fast([text])[0]
+        except Exception as error:  # noqa: BLE001 - all that the library raises
+            return ItemError(f"the text cannot be tokenized: {error}")
+
+    def _item(self, encoding: Encoding, options: Mapping[str, Any]) -> Encoded | ItemError:
+        truncated = bool(encoding.overflowing)
+        if truncated and not options.get("truncate", self._truncate):
+            return ItemError(
+                f"the text has more than the {self._manifest.max_length} tokens that the model takes: "
+                "shorten it, or allow truncation with the option 'truncate'",
+                ErrorCode.TOO_LONG,
+            )
+        ids = encoding.ids
+        arrays: dict[str, Any] = {"input_ids": np.array(ids, dtype=np.int64)}  # (length,)
+        if encoding.n_sequences > 1:
+            arrays["token_type_ids"] = np.array(encoding.type_ids, dtype=np.int64)  # (length,)
+        return Encoded(len(ids), arrays, options, truncated)
+
+
+def attended(items: Sequence[Encoded], sequence: int) -> Array:
+    """Return the attention mask of ``items`` as booleans, (items, sequence)."""
+    lengths = np.array([item.length for item in items])
+    return np.arange(sequence) < lengths[:, None]
+
+
+def _text(body: Mapping[str, Any]) -> str | tuple[str, str]:
+    parts = []
+    for name in ("text", "pair"):
+        value = body.get(name)
+        if value is None and name == "pair":
+            continue
+        if not isinstance(value, str):
+            what = f"is {json_type(value)}" if name in body else "is missing"
+            raise ItemError(f"'{name}' {what}, it has to be a string")
+        if not value.strip():
+            raise ItemError(f"'{name}' is empty", ErrorCode.EMPTY_INPUT)
+        parts.append(value)
+    return (parts[0], parts[1]) if len(parts) == 2 else parts[0]

@@ -1,0 +1,66 @@
+"""Task ``text-classification``: labels and scores per text or pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from gristmill_worker.engines.base import Array, Shape
+from gristmill_worker.models.manifest import Manifest
+from gristmill_worker.tasks.base import Encoded, ItemError, Task
+from gristmill_worker.tasks.text import TextEncoder
+from gristmill_worker.tasks.values import check_finite
+
+# top_k: how many labels, the best first; null: all of them
+OPTION_CHECKS: Final = {"top_k": lambda value: value is None or (type(value) is int and value > 0)}
+
+
+class TextClassification:
+    """See :class:`~gristmill_worker.tasks.base.Task`; a value is [{"label", "score"}, …], the best first."""
+
+    def __init__(self, model_dir: Path, manifest: Manifest, *, truncate: bool) -> None:
+        self._encoder = TextEncoder(model_dir, manifest, truncate=truncate)
+        self._output = manifest.outputs[0].name
+        self._labels = manifest.labels or ()
+        self._activate = _sigmoid if manifest.activation == "sigmoid" else _softmax
+
+    def encode(self, bodies: Sequence[Mapping[str, Any]]) -> list[Encoded | ItemError]:
+        return self._encoder.encode(bodies, OPTION_CHECKS)
+
+    def assemble(self, items: Sequence[Encoded], shape: Shape) -> dict[str, Array]:
+        return self._encoder.assemble(items, shape)
+
+    def decode(self, outputs: Mapping[str, Array], items: Sequence[Encoded]) -> list[Any]:
+        logits = outputs[self._output][: len(items)]  # (items, labels)
+        scores = self._activate(logits.astype(np.float64))
+        values: list[Any] = []
+        for row, item in zip(scores, items, strict=True):
+            try:
+                check_finite(row)
+            except ItemError as error:
+                values.append(error)
+                continue
+            best = np.argsort(-row, kind="stable")[: item.options.get("top_k", 1)]
+            values.append([{"label": self._labels[i], "score": round(float(row[i]), 6)} for i in best])
+        return values
+
+
+def _softmax(logits: Array) -> Array:
+    with np.errstate(invalid="ignore"):  # NaN is found later, row by row
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    scores: Array = powers / powers.sum(axis=1, keepdims=True)
+    return scores
+
+
+def _sigmoid(logits: Array) -> Array:
+    with np.errstate(over="ignore"):
+        scores: Array = 1.0 / (1.0 + np.exp(-logits))
+    return scores
+
+
+def make(model_dir: Path, manifest: Manifest, *, truncate: bool) -> Task:
+    """Return the task for one model directory."""
+    return TextClassification(model_dir, manifest, truncate=truncate)

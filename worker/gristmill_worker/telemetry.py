@@ -1,0 +1,55 @@
+"""Logs (structlog: JSON lines on stderr) and the counters of a worker."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+
+def configure_logging(level: str) -> None:
+    """Write one JSON object per event to stderr, from ``level`` up."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def logger() -> Any:
+    """Return the project's logger."""
+    return structlog.get_logger("gristmill")
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a worker did since it started; written by the loop, read by the heartbeat."""
+
+    requests: int = 0
+    errors: int = 0
+    dropped: int = 0  # answered by another worker first
+    batches: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0  # tokens plus padding
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, **amounts: int) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
+
+    def snapshot(self) -> dict[str, int]:
+        with self._lock:
+            names = ("requests", "errors", "dropped", "batches", "tokens", "padded_tokens")
+            return {name: getattr(self, name) for name in names}
