@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Final, NoReturn
 
@@ -16,19 +15,28 @@ EXIT_CODES: Final = "Exit codes: " + ", ".join(
 
 
 def run(group: click.Group) -> NoReturn:
-    """Run a command line; a command returns its exit code, or None for success."""
+    """Run a command line; a command returns its exit code, or None for success.
+
+    An error's notes say what to know beside its message: where partial output is, the end of a log.
+    """
     try:
         code = group.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         code = error.exit_code
     except GristmillError as error:
+        _show_notes(error)
         click.echo(f"error: {error}", err=True)
         code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as error:
+        _show_notes(error.__context__ if isinstance(error, click.Abort) else error)
         code = ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone; a flush at exit would complain once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.OK
+    except OSError as error:
+        click.echo(f"error: {error}", err=True)
+        code = ExitCode.FAILURE
     sys.exit(int(code or 0))
+
+
+def _show_notes(error: BaseException | None) -> None:
+    for note in getattr(error, "__notes__", ()):
+        click.echo(note, err=True)

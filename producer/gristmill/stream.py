@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypedDict
 
@@ -131,17 +132,17 @@ class Stream:
         for index, request in batch:
             self._sent[request.id] = (index, request)
             self._box.awaited[request.id] = self._arrived
+        accepted = 0
         for chunk in chunks([request for _, request in batch]):
             outcome = yield from self._core.send(self._queue, chunk)
+            accepted += len(chunk) - outcome.count(-1)
             for request, code in zip(chunk, outcome, strict=True):
                 if code == -1:
                     self._unsent.append(self._sent.pop(request.id))
                     self._box.awaited.pop(request.id, None)
-        if self._unsent:
-            self._retry_at = time.monotonic() + self._backoff_s
-            self._backoff_s = min(2 * self._backoff_s, BACKOFF_S[1])
-        else:
-            self._backoff_s = BACKOFF_S[0]
+        self._backoff_s = BACKOFF_S[0] if accepted else min(2 * self._backoff_s, BACKOFF_S[1])
+        if self._unsent:  # jittered, so that several producers do not come back together
+            self._retry_at = time.monotonic() + self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311
 
     def _receive(self) -> Steps[None]:
         seen = self._box.version
@@ -176,12 +177,32 @@ class Stream:
         names = [keys.result(self._queue, request_id) for request_id, _ in oldest]
         ends = time.monotonic() + self._core.retry_s
         states = yield from self._core.persist(Command(("MGET", *names)), ends)
-        for (request_id, sent), state in zip(oldest, states, strict=True):
+        lost, done = [], []
+        for (request_id, _), state in zip(oldest, states, strict=True):
             if state is None:
-                del self._sent[request_id]
-                self._unsent.append(sent)
-            elif state not in (wire.PENDING, wire.DONE):
+                lost.append(request_id)
+            elif state == wire.DONE:
+                done.append(request_id)
+            elif state != wire.PENDING:
                 self._arrived[request_id] = wire.decode_result(state)
+        lost += yield from self._not_pushed(done)
+        for request_id in lost:
+            self._unsent.append(self._sent.pop(request_id))
+
+    def _not_pushed(self, done: Sequence[str]) -> Steps[list[str]]:
+        """Return those of ``done`` whose push went to a stream that Redis had lost, free to run again."""
+        if not done:
+            return []
+        ends = time.monotonic() + self._core.retry_s
+        seen = -1
+        while seen != self._box.version:  # mark and push are one step: what is marked can be read by now
+            seen = self._box.version
+            yield from self._core.read(self._box, 0.001, seen, ends)
+        missing = [request_id for request_id in done if request_id not in self._arrived]
+        if missing:
+            names = [keys.result(self._queue, request_id) for request_id in missing]
+            yield from self._core.persist(Command(("DEL", *names)), ends)
+        return missing
 
     def _release(self) -> list[tuple[int, Result]]:
         if self._ordered:

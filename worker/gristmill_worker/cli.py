@@ -11,6 +11,7 @@ import click
 import gristmill
 from gristmill import console
 from gristmill.errors import InputFileError
+from gristmill_worker.models.cli import model
 
 
 @click.group(epilog=console.EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,6 +45,7 @@ def _cores(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--engine", help="Engine to run the model on.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine.")
 @click.option("--cores", callback=_cores, metavar="LIST", help="CPUs to run on, e.g. 0,2-3.")
+@click.option("--lease-s", type=click.FloatRange(min=1), help="Silence after which others take over.")
 @click.option("--log-level", help="debug, info, warning or error.")
 def run(config: Path | None, **flags: Any) -> int:
     """Serve one queue with one model in this process.
@@ -60,12 +62,13 @@ def run(config: Path | None, **flags: Any) -> int:
         from gristmill_worker.service import serve
         from gristmill_worker.settings import load_settings
     except ModuleNotFoundError as error:
-        raise _not_installed(error, "worker") from error
+        raise InputFileError(
+            f"the package {error.name!r} is missing: pip install 'gristmill[worker]'"
+        ) from error
     return serve(load_settings(config, os.environ, flags))
 
 
-def _not_installed(error: ModuleNotFoundError, extra: str) -> InputFileError:
-    return InputFileError(f"the package {error.name!r} is missing: pip install 'gristmill[{extra}]'")
+cli.add_command(model)
 
 
 def main() -> NoReturn:

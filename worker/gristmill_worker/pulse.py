@@ -8,6 +8,7 @@ from typing import Final
 
 from gristmill.errors import BrokerUnavailable
 from gristmill_worker.sources.streams import StreamSource, connect
+from gristmill_worker.telemetry import logger
 
 BEAT_S: Final = 2.0
 
@@ -32,6 +33,8 @@ class Pulse(threading.Thread):
                 self._source.beat(self._redis, self._fields(), ttl_s=max(2, int(self._every_s * 4)))
             except BrokerUnavailable:
                 pass  # the loop reports it
+            except Exception:  # noqa: BLE001 - without renewal others would take over what runs here
+                logger().exception("pulse_failed")
             if self._done.wait(self._every_s):
                 break
         self._redis.close()

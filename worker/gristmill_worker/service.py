@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -85,11 +86,12 @@ def serve(settings: Settings) -> ExitCode:
 
 
 def _bind(settings: Settings) -> None:
-    # Before any thread of an engine or tokenizer exists, so that all of them inherit it.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if settings.cores is not None:
         try:
-            os.sched_setaffinity(0, settings.cores)
+            # Threads of engine and tokenizer inherit it; numpy's are there already.
+            for thread in Path("/proc/self/task").iterdir():
+                os.sched_setaffinity(int(thread.name), settings.cores)
         except (OSError, ValueError) as error:
             allowed = sorted(os.sched_getaffinity(0))
             raise InputFileError(

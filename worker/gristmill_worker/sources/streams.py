@@ -99,9 +99,7 @@ class StreamSource:
             held = sorted(self._in_flight)
         if held:
             with self._translated():
-                connection.execute_command(
-                    "XCLAIM", self._stream, keys.GROUP, self._worker, 0, *held, "JUSTID"
-                )
+                connection.xclaim(self._stream, keys.GROUP, self._worker, 0, held, justid=True)
 
     def beat(self, connection: Redis, fields: Mapping[str, str], ttl_s: int) -> None:
         """Write this worker's heartbeat."""

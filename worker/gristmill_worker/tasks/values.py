@@ -28,14 +28,12 @@ def to_value(array: Array, encoding: str) -> Any:
 
 def from_value(value: Any, name: str, dtype: str) -> Array:
     """Return the array that a request gives for the input ``name``; raise :class:`ItemError`."""
-    if isinstance(value, dict):
-        return _from_base64(value, name).astype(dtype, casting="same_kind")
-    if not isinstance(value, list | int | float):
+    if not isinstance(value, dict | list | int | float):
         raise ItemError(
             f"tensor {name!r} is {json_type(value)}, it has to be a list or an object with base64"
         )
     try:
-        array = np.array(value)
+        array = _from_base64(value, name) if isinstance(value, dict) else np.array(value)
         return array.astype(dtype, casting="same_kind" if array.size else "unsafe")
     except (ValueError, TypeError, OverflowError) as error:
         raise ItemError(f"tensor {name!r} cannot be read as {dtype}: {error}") from error
