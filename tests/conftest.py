@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from checkpoints import write_checkpoint
 from redis import Redis
 
+from checkpoints import write_checkpoint
 from gristmill import Client
 from gristmill.embedded import find_redis_server
 from gristmill_worker.models.importer import import_model

@@ -1,0 +1,104 @@
+"""The asyncio client: the same behaviour from one event loop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import Server, Workers
+from gristmill import AsyncClient, BrokerUnavailable, InvalidRequestError, QueueFull, ResultTimeout
+
+TEXTS = ["the miller grinds the corn", "water turns the wheel", "bread", "a horse and a cart on the road"]
+
+
+def use(url: str, body: Callable[[AsyncClient], Awaitable[None]], **options: int) -> None:
+    async def main() -> None:
+        async with AsyncClient(url, **options) as client:
+            await body(client)
+
+    asyncio.run(main())
+
+
+def test_every_call_answers(redis_url: str, workers: Workers, queue: str, tiny_classifier: Path) -> None:
+    workers.start(tiny_classifier)
+
+    async def body(client: AsyncClient) -> None:
+        request_id = await client.submit(queue, TEXTS[0])
+        assert (await client.result(request_id)).ok
+        ids = await client.submit_many(queue, TEXTS, ids=list("abcd"))
+        assert [(await client.result(i)).id for i in ids] == list("abcd")
+        assert await client.score(queue, TEXTS[1], options={"top_k": 1})
+        results = await client.score_many(queue, [*TEXTS, ""])
+        assert [result.ok for result in results] == [True] * 4 + [False]
+        assert {i async for i, _ in client.as_completed(queue, TEXTS * 100, window=50)} == set(range(400))
+        assert queue in await client.queues()
+        assert (await client.depth(queue)).waiting == 0
+        assert [worker["name"] for worker in await client.workers(queue)] == ["w0"]
+
+    use(redis_url, body)
+
+
+def test_hundreds_of_coroutines_wait_on_one_reply_stream(
+    redis_url: str, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    workers.start(tiny_classifier)
+
+    async def body(client: AsyncClient) -> None:
+        values = await asyncio.gather(*(client.score(queue, f"{TEXTS[i % 4]} {i}") for i in range(500)))
+        assert len(values) == 500
+        assert not client._core.mailbox(queue).awaited
+
+    use(redis_url, body)
+
+
+def test_a_cancelled_wait_harms_no_other(
+    redis_url: str, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    async def body(client: AsyncClient) -> None:
+        waits = [asyncio.create_task(client.score(queue, text)) for text in TEXTS * 3]
+        await asyncio.sleep(0.3)
+        for wait in waits[::2]:  # the one that reads for all is among them
+            wait.cancel()
+        await asyncio.to_thread(workers.start, tiny_classifier)
+        assert all(await asyncio.gather(*waits[1::2]))
+        assert not client._core.mailbox(queue).awaited
+
+    use(redis_url, body)
+
+
+def test_errors_are_the_same(redis_url: str, queue: str) -> None:
+    async def body(client: AsyncClient) -> None:
+        with pytest.raises(QueueFull):
+            await client.submit_many(queue, TEXTS)
+        with pytest.raises(ResultTimeout):
+            await client.result("unknown", 0.1, queue=queue)
+        with pytest.raises(InvalidRequestError):
+            await client.submit(queue, "text", id="a b")
+
+    use(redis_url, body, max_length=3)
+
+
+def test_an_unavailable_redis_is_our_error(tmp_path: Path) -> None:
+    async def body(client: AsyncClient) -> None:
+        for call in (client.submit("q", "text"), client.score("q", "text"), client.score_many("q", ["text"])):
+            with pytest.raises(BrokerUnavailable):
+                await call
+
+    use(f"unix://{tmp_path}/none.sock", body, retry_s=0)
+
+
+def test_a_restart_of_redis_is_survived(
+    own_redis: Server, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    workers.start(tiny_classifier, url=own_redis.url)
+
+    async def body(client: AsyncClient) -> None:
+        stream = client.stream(queue, (f"{TEXTS[i % 4]} {i}" for i in range(2000)), window=200)
+        seen = [(await anext(stream))[0] for _ in range(300)]
+        await asyncio.to_thread(own_redis.stop)
+        await asyncio.to_thread(own_redis.start)
+        seen += [index async for index, result in stream if result.ok]
+        assert seen == list(range(2000))
+
+    use(own_redis.url, body)

@@ -1,0 +1,60 @@
+"""One rule of precedence: flags, variables, file, defaults."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gristmill.errors import InputFileError
+from gristmill_worker.settings import Settings, load_settings
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+
+
+def test_flags_go_before_variables_before_the_file_before_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "{queue: file, model: m, threads: 2, lease_s: 7, batch: {max_items: 8, max_wait_ms: 9}}", "utf-8"
+    )
+    env = {"GRISTMILL_QUEUE": "env", "GRISTMILL_THREADS": "3", "GRISTMILL_BATCH__MAX_ITEMS": "16"}
+    settings = load_settings(path, env, {"queue": "flag", "threads": None})
+    assert (settings.queue, settings.threads, settings.lease_s) == ("flag", 3, 7)
+    assert (settings.batch.max_items, settings.batch.max_wait_ms) == (16, 9)
+    assert settings.result_ttl_s == 3600
+
+
+def test_variables_of_other_programs_are_left_alone() -> None:
+    env = {"GRISTMILL_REDIS_SERVER": "/usr/bin/redis-server", "OTHER": "x"}
+    assert load_settings(None, env, {"queue": "q", "model": "m"}) == Settings(queue="q", model=Path("m"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{queue: q}", "model: Field required"),
+        ("{queue: q, model: m, thread: 2}", "thread: Extra inputs"),
+        ("{queue: q, model: m, batch: {shapes: [[0, 16]]}}", "batch.shapes.0.0"),
+        ("{queue: q, model: m, batch: {shapes: []}}", "batch.shapes"),
+        ("{queue: q, model: m, batch: 5}", "batch: "),
+        ("{queue: q, model: m, threads: many}", "threads: "),
+        ("- a", "has to be a mapping"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_named_with_the_field(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(InputFileError, match=message.replace("[", r"\[")):
+        load_settings(path, {}, {})
+
+
+def test_a_wrong_variable_is_named() -> None:
+    with pytest.raises(InputFileError, match="GRISTMILL_CORES"):
+        load_settings(None, {"GRISTMILL_CORES": "[0"}, {"queue": "q", "model": "m"})
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_that_is_shipped_is_valid(path: Path) -> None:
+    settings = load_settings(path, {}, {})
+    assert settings.queue
+    assert set(yaml.safe_load(path.read_text("utf-8"))) <= set(Settings.model_fields)
