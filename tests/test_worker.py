@@ -206,7 +206,8 @@ def test_three_kills_and_every_id_has_exactly_one_result(
             last = b"0"
             while len(pushed) < total or client.depth(queue) != EMPTY:
                 reply = redis.execute_command("XREAD", "COUNT", 100, "BLOCK", 200, "STREAMS", box.key, last)
-                for last, fields in reply[0][1] if reply else ():
+                for entry_id, fields in reply[0][1] if reply else ():
+                    last = entry_id
                     for result in wire.decode_results(fields.get(b"results", b"[]")):
                         pushed[result.id] = pushed.get(result.id, 0) + 1
                 redis.expire(box.key, 120)

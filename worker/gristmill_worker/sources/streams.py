@@ -96,7 +96,7 @@ class StreamSource:
     def renew(self, connection: Redis) -> None:
         """Renew the lease of everything in flight; called from another thread with its own connection."""
         with self._lock:
-            held = sorted(self._in_flight)
+            held: list[Any] = sorted(self._in_flight)
         if held:
             with self._translated():
                 connection.xclaim(self._stream, keys.GROUP, self._worker, 0, held, justid=True)
