@@ -22,6 +22,7 @@ from gristmill import (
     RequestId,
     ResultTimeout,
     ScoringError,
+    calls,
     core,
     keys,
 )
@@ -87,7 +88,7 @@ def test_score_many_keeps_the_order_and_a_bad_item_its_place(
 ) -> None:
     workers.start(tiny_classifier)
     huge = "x " * 600_000
-    items: list[core.Item] = [
+    items: list[calls.Item] = [
         TEXTS[0],
         "",
         "\ud800",

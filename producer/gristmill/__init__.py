@@ -1,8 +1,9 @@
 """Gristmill's client: submit texts to CPU scoring workers through Redis and collect the results."""
 
 from gristmill.aio import AsyncClient
+from gristmill.calls import RequestId
 from gristmill.client import Client
-from gristmill.core import Depth, RequestId
+from gristmill.core import Depth
 from gristmill.errors import (
     BrokerUnavailable,
     ErrorCode,

@@ -11,23 +11,10 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.commands.core import AsyncScript as DriverScript
 
 from gristmill import scripts
-from gristmill.core import (
-    BLOCK_S,
-    CallKeywords,
-    CallOptions,
-    Command,
-    Core,
-    Depth,
-    Item,
-    Op,
-    Read,
-    RequestId,
-    Script,
-    Sleep,
-    Steps,
-    T,
-)
+from gristmill.calls import CallKeywords, CallOptions, Item, RequestId
+from gristmill.core import BLOCK_S, Core, Depth
 from gristmill.driver import ERRORS, check_url, pool_options, translate
+from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
 from gristmill.stream import Stream, StreamKeywords
 from gristmill.wire import MAX_BODY_BYTES, Result
 

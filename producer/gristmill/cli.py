@@ -22,8 +22,9 @@ from gristmill import __version__, console, wire
 from gristmill.bulk import Job, score_file
 from gristmill.bulk.display import preview_table, print_summary, progress_bar
 from gristmill.bulk.score import served_task
+from gristmill.calls import Item
 from gristmill.client import Client
-from gristmill.core import MAX_WINDOW, Item
+from gristmill.core import MAX_WINDOW
 from gristmill.embedded import PrivateRedis, PrivateWorkers
 from gristmill.errors import (
     ExitCode,

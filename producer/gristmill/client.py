@@ -12,23 +12,10 @@ from redis import BlockingConnectionPool, Redis
 from redis.commands.core import Script as DriverScript
 
 from gristmill import scripts
-from gristmill.core import (
-    BLOCK_S,
-    CallKeywords,
-    CallOptions,
-    Command,
-    Core,
-    Depth,
-    Item,
-    Op,
-    Read,
-    RequestId,
-    Script,
-    Sleep,
-    Steps,
-    T,
-)
+from gristmill.calls import CallKeywords, CallOptions, Item, RequestId
+from gristmill.core import BLOCK_S, Core, Depth
 from gristmill.driver import ERRORS, check_url, pool_options, translate
+from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
 from gristmill.stream import Stream, StreamKeywords
 from gristmill.wire import MAX_BODY_BYTES, Result
 
@@ -81,7 +68,7 @@ class Client:
         """Queue one request and return its ID; with an ID that is known already nothing is queued again.
 
         ``item`` is a text, a (text, pair) tuple, or the body as a mapping; ``call`` is described at
-        :class:`~gristmill.core.CallKeywords`. ``reply=False`` spares the push of a result that another
+        :class:`~gristmill.calls.CallKeywords`. ``reply=False`` spares the push of a result that another
         process will read. Raises QueueFull, InvalidRequestError, BrokerUnavailable.
         """
         ids = None if id is None else [id]

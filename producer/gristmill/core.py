@@ -1,7 +1,7 @@
 """The client's logic without I/O, shared by :class:`gristmill.Client` and :class:`gristmill.AsyncClient`.
 
-Every operation is a generator that yields what it wants from Redis (:class:`Command`, :class:`Script`,
-:class:`Read`) or from the clock (:class:`Sleep`) and is sent the reply; the two clients only carry these out.
+Every operation is a generator that yields what it wants from Redis or from the clock (see
+:mod:`gristmill.ops`) and is sent the reply; the two clients only carry these out.
 """
 
 from __future__ import annotations
@@ -10,60 +10,23 @@ import os
 import random
 import socket
 import time
-from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Self, TypedDict, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from gristmill import keys, wire
-from gristmill.errors import BrokerUnavailable, InvalidRequestError, QueueFull, ResultTimeout, WireError
+from gristmill.calls import CallOptions, Item, RequestId, chunks
+from gristmill.errors import BrokerUnavailable, InvalidRequestError, QueueFull, ResultTimeout
+from gristmill.mailbox import Mailbox
+from gristmill.ops import Command, Op, Read, Script, Sleep, Steps
 from gristmill.wire import Request, Result
 
-T = TypeVar("T")
-Item = str | tuple[str, str] | Mapping[str, Any] | InvalidRequestError
-
-CHUNK_REQUESTS: Final = 256  # per script call
-CHUNK_BYTES: Final = 4 * 1024 * 1024
 PENDING_TTL_S: Final = 7 * 24 * 3600  # a request may wait over a long weekend and still be known
 REPLY_TTL_S: Final = 120  # a reply stream outlives its reader by this much
 LISTEN_EVERY_S: Final = 2.0
 BLOCK_S: Final = 1.0  # longest blocking read; every socket timeout has to be longer
 CHECK_EVERY_S: Final = 1.0  # how often a waiter that is told nothing looks at the result key
-UNCLAIMED: Final = 10_000  # results kept for a later result() call; older ones are in their keys
 MAX_WINDOW: Final = 10_000  # finish.lua's cap on a reply stream: nothing awaited is ever trimmed
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    args: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    name: str
-    keys: Sequence[str]
-    args: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Read the mailbox's reply stream and feed the mailbox, unless its version is no longer ``seen``.
-
-    One caller reads at a time; the others wait until it is back.
-    """
-
-    mailbox: Mailbox
-    block_ms: int
-    seen: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    seconds: float
-
-
-Op = Command | Script | Read | Sleep
-Steps = Generator[Op, Any, T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,88 +37,6 @@ class Depth:
     pending: int
     dead: int
     max_length: int
-
-
-class RequestId(str):
-    """A request's ID, and where its result will be."""
-
-    __slots__ = ("queue", "reply")
-    queue: str
-    reply: str | None
-
-    def __new__(cls, value: str, queue: str, reply: str | None) -> Self:
-        self = super().__new__(cls, value)
-        self.queue = queue
-        self.reply = reply
-        return self
-
-    def __reduce__(self) -> tuple[type[RequestId], tuple[str, str, str | None]]:
-        return RequestId, (str(self), self.queue, self.reply)
-
-
-class CallKeywords(TypedDict, total=False):
-    """What a caller may say about requests beside their content.
-
-    ``options`` go to the model's task (``top_k``, ``truncate``, ``encoding``); ``ttl_s`` is how long to keep
-    the result; after ``deadline_s`` seconds the request is not run any more; ``trace`` is a W3C traceparent.
-    """
-
-    options: Mapping[str, Any] | None
-    ttl_s: int | None
-    deadline_s: float | None
-    trace: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """:class:`CallKeywords` with their defaults."""
-
-    options: Mapping[str, Any] | None = None
-    ttl_s: int | None = None
-    deadline_s: float | None = None
-    trace: str | None = None
-
-    def request(self, item: Item, request_id: str | None, reply: str | None, limit: int) -> Request:
-        """Build the request of ``item``; raise :class:`InvalidRequestError` where that cannot be."""
-        if self.ttl_s is not None and not 0 <= self.ttl_s <= wire.MAX_TTL_S:
-            raise InvalidRequestError(f"ttl_s is {self.ttl_s}: use 0 to {wire.MAX_TTL_S} seconds")
-        deadline_ms = None if self.deadline_s is None else int((time.time() + self.deadline_s) * 1000)
-        return Request(
-            id=wire.new_id() if request_id is None else wire.check_id(request_id),
-            body=wire.encode_body(make_body(item, self.options), limit),
-            reply=reply,
-            deadline_ms=deadline_ms,
-            ttl_s=self.ttl_s,
-            trace=self.trace,
-        )
-
-
-@dataclass(slots=True)
-class Mailbox:
-    """What one client process has received on one queue."""
-
-    queue: str
-    key: str
-    last_id: str = "0"
-    renew_at: float = 0.0
-    version: int = 0
-    awaited: dict[str, dict[str, Result]] = field(default_factory=dict)  # ID -> where to put its result
-    unclaimed: OrderedDict[str, Result] = field(default_factory=OrderedDict)
-
-    def read_command(self, block_ms: int) -> tuple[Any, ...]:
-        return ("XREAD", "COUNT", 100, "BLOCK", block_ms, "STREAMS", self.key, self.last_id)
-
-    def feed(self, reply: Any) -> None:
-        """Take in what XREAD returned."""
-        for _, entries in reply or ():
-            for entry_id, fields in entries:
-                self.last_id = entry_id.decode()
-                for result in _results(fields):
-                    sink = self.awaited.pop(result.id, None)
-                    (self.unclaimed if sink is None else sink)[result.id] = result
-            self.version += 1
-        while len(self.unclaimed) > UNCLAIMED:
-            self.unclaimed.popitem(last=False)
 
 
 class Core:
@@ -348,44 +229,6 @@ def process_name() -> str:
     """Return a name for this process, unique among all machines: host, pid and random digits."""
     host = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in socket.gethostname())
     return f"{host[:32]}-{os.getpid()}-{os.urandom(4).hex()}"
-
-
-def make_body(item: Item, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the JSON body of an item: a text, a pair of texts, or a body given as a mapping."""
-    if isinstance(item, InvalidRequestError):
-        raise item
-    if isinstance(item, str):
-        body: dict[str, Any] = {"text": item}
-    elif isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item):
-        body = {"text": item[0], "pair": item[1]}
-    elif isinstance(item, Mapping):
-        body = dict(item)
-    else:
-        raise InvalidRequestError(
-            f"an item is a text, a (text, pair) tuple or a mapping, not {type(item).__name__}"
-        )
-    if options:
-        body["options"] = {**options, **(body.get("options") or {})}
-    return body
-
-
-def chunks(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:
-    """Cut ``requests`` into pieces that one script call can carry."""
-    start, size = 0, 0
-    for i, request in enumerate(requests):
-        size += len(request.body)
-        if i > start and (i - start >= CHUNK_REQUESTS or size > CHUNK_BYTES):
-            yield requests[start:i]
-            start, size = i, len(request.body)
-    if start < len(requests):
-        yield requests[start:]
-
-
-def _results(fields: Mapping[bytes, bytes]) -> list[Result]:
-    try:
-        return wire.decode_results(fields.get(b"results", b"[]"))
-    except WireError:  # not written by finish.lua; whoever waits will look at the result key
-        return []
 
 
 def _timeout_message(request_id: str, queue: str, timeout_s: float, state: bytes | None) -> str:

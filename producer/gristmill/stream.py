@@ -10,20 +10,10 @@ from itertools import islice
 from typing import Any, Final, TypedDict
 
 from gristmill import keys, wire
-from gristmill.core import (
-    BLOCK_S,
-    CHECK_EVERY_S,
-    CHUNK_REQUESTS,
-    MAX_WINDOW,
-    CallOptions,
-    Command,
-    Core,
-    Item,
-    Sleep,
-    Steps,
-    chunks,
-)
+from gristmill.calls import CHUNK_REQUESTS, CallOptions, Item, chunks
+from gristmill.core import BLOCK_S, CHECK_EVERY_S, MAX_WINDOW, Core
 from gristmill.errors import InvalidRequestError, ResultTimeout
+from gristmill.ops import Command, Sleep, Steps
 from gristmill.wire import Request, Result
 
 PULL_S: Final = 0.05  # a slow source of items must not hold back results

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from gristmill.bulk.readers import STANDARD_INPUT, Format, Reader, Row, file_format, open_reader
 from gristmill.bulk.writers import Writer, check_output
+from gristmill.calls import Item
 from gristmill.client import Client
-from gristmill.core import Item
 from gristmill.errors import InputFileError, InvalidRequestError, NoWorkerError
 from gristmill.wire import Result
 

@@ -1,0 +1,102 @@
+"""From what a caller gives to requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self, TypedDict
+
+from gristmill import wire
+from gristmill.errors import InvalidRequestError
+from gristmill.wire import Request
+
+Item = str | tuple[str, str] | Mapping[str, Any] | InvalidRequestError
+
+CHUNK_REQUESTS: Final = 256  # per script call
+CHUNK_BYTES: Final = 4 * 1024 * 1024
+
+
+class RequestId(str):
+    """A request's ID, and where its result will be."""
+
+    __slots__ = ("queue", "reply")
+    queue: str
+    reply: str | None
+
+    def __new__(cls, value: str, queue: str, reply: str | None) -> Self:
+        self = super().__new__(cls, value)
+        self.queue = queue
+        self.reply = reply
+        return self
+
+    def __reduce__(self) -> tuple[type[RequestId], tuple[str, str, str | None]]:
+        return RequestId, (str(self), self.queue, self.reply)
+
+
+class CallKeywords(TypedDict, total=False):
+    """What a caller may say about requests beside their content.
+
+    ``options`` go to the model's task (``top_k``, ``truncate``, ``encoding``); ``ttl_s`` is how long to keep
+    the result; after ``deadline_s`` seconds the request is not run any more; ``trace`` is a W3C traceparent.
+    """
+
+    options: Mapping[str, Any] | None
+    ttl_s: int | None
+    deadline_s: float | None
+    trace: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """:class:`CallKeywords` with their defaults."""
+
+    options: Mapping[str, Any] | None = None
+    ttl_s: int | None = None
+    deadline_s: float | None = None
+    trace: str | None = None
+
+    def request(self, item: Item, request_id: str | None, reply: str | None, limit: int) -> Request:
+        """Build the request of ``item``; raise :class:`InvalidRequestError` where that cannot be."""
+        if self.ttl_s is not None and not 0 <= self.ttl_s <= wire.MAX_TTL_S:
+            raise InvalidRequestError(f"ttl_s is {self.ttl_s}: use 0 to {wire.MAX_TTL_S} seconds")
+        deadline_ms = None if self.deadline_s is None else int((time.time() + self.deadline_s) * 1000)
+        return Request(
+            id=wire.new_id() if request_id is None else wire.check_id(request_id),
+            body=wire.encode_body(make_body(item, self.options), limit),
+            reply=reply,
+            deadline_ms=deadline_ms,
+            ttl_s=self.ttl_s,
+            trace=self.trace,
+        )
+
+
+def make_body(item: Item, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the JSON body of an item: a text, a pair of texts, or a body given as a mapping."""
+    if isinstance(item, InvalidRequestError):
+        raise item
+    if isinstance(item, str):
+        body: dict[str, Any] = {"text": item}
+    elif isinstance(item, tuple) and len(item) == 2 and all(isinstance(part, str) for part in item):
+        body = {"text": item[0], "pair": item[1]}
+    elif isinstance(item, Mapping):
+        body = dict(item)
+    else:
+        raise InvalidRequestError(
+            f"an item is a text, a (text, pair) tuple or a mapping, not {type(item).__name__}"
+        )
+    if options:
+        body["options"] = {**options, **(body.get("options") or {})}
+    return body
+
+
+def chunks(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:
+    """Cut ``requests`` into pieces that one script call can carry."""
+    start, size = 0, 0
+    for i, request in enumerate(requests):
+        size += len(request.body)
+        if i > start and (i - start >= CHUNK_REQUESTS or size > CHUNK_BYTES):
+            yield requests[start:i]
+            start, size = i, len(request.body)
+    if start < len(requests):
+        yield requests[start:]
