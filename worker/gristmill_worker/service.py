@@ -25,6 +25,7 @@ from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
 
+WAKE_S: Final = 0.2
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -130,7 +131,9 @@ def _serve(loop: Loop, pulse: Pulse, stop: threading.Event) -> None:
     thread = threading.Thread(target=run, name="loop", daemon=True)
     thread.start()
     pulse.start()
-    thread.join()
+    while thread.is_alive():
+        # The kernel may hand a signal to any thread; the main one runs the handlers, but has to wake up.
+        thread.join(WAKE_S)
     pulse.stop()
     if failure:
         if isinstance(failure[0], BrokerUnavailable):
