@@ -14,8 +14,10 @@ from typing import Final
 
 from gristmill.core import process_name
 from gristmill.errors import BrokerUnavailable, ExitCode, InputFileError
+from gristmill_worker.batching.costs import formula
 from gristmill_worker.batching.shapes import check_shapes, default_shapes
 from gristmill_worker.engines.base import Engine, engine_loader
+from gristmill_worker.jobs import Judge
 from gristmill_worker.loop import Loop
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Manifest
@@ -60,7 +62,13 @@ def serve(settings: Settings) -> ExitCode:
         result_ttl_s=settings.result_ttl_s,
     )
     stop = threading.Event()
-    loop = Loop(source, engine, task, settings, worker=name, model=manifest.id, stop=stop)
+    judge = Judge(
+        name,
+        manifest.id,
+        max_deliveries=settings.max_deliveries,
+        max_body_bytes=settings.max_body_bytes,
+    )
+    loop = Loop(source, engine, task, settings, costs=formula(engine.shapes), judge=judge, stop=stop)
     about = {
         "name": name,
         "host": socket.gethostname(),

@@ -38,7 +38,7 @@ class Settings(BaseModel):
     model: Path
     redis: str = "redis://localhost:6379/0"
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # default: host, pid and random digits
-    engine: Literal["onnxruntime"] = "onnxruntime"
+    engine: Literal["onnxruntime", "null"] = "onnxruntime"  # null computes nothing: to measure the rest
     threads: int = Field(1, ge=1)
     cores: tuple[int, ...] | None = None  # CPUs to run on; default: those that the process was given
     batch: BatchSettings = BatchSettings()

@@ -42,6 +42,7 @@ class Counters:
     batches: int = 0
     tokens: int = 0
     padded_tokens: int = 0  # tokens plus padding
+    engine_us: int = 0  # microseconds in the engine
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, **amounts: int) -> None:
@@ -51,5 +52,4 @@ class Counters:
 
     def snapshot(self) -> dict[str, int]:
         with self._lock:
-            names = ("requests", "errors", "dropped", "batches", "tokens", "padded_tokens")
-            return {name: getattr(self, name) for name in names}
+            return {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}

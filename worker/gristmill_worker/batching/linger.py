@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gristmill.errors import BrokerUnavailable
 from gristmill_worker.sources.base import Delivery
 
 IDLE_S: Final = 1.0  # longest wait for a first request: how often the caller looks up
@@ -30,5 +31,8 @@ def drain(
     pause_s = max(max_wait_s / LOOKS, 0.001)
     while len(window) < max_items and (left := ends - time.monotonic()) > 0:
         time.sleep(min(left, pause_s))
-        window += take(max_items - len(window), 0.0)
+        try:
+            window += take(max_items - len(window), 0.0)
+        except BrokerUnavailable:  # what was taken is not forgotten; the next window meets the error again
+            break
     return window

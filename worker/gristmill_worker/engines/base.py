@@ -43,7 +43,10 @@ class LoadEngine(Protocol):
     ) -> Engine: ...
 
 
-ENGINES: Mapping[str, str] = {"onnxruntime": "gristmill_worker.engines.onnxruntime"}
+ENGINES: Mapping[str, str] = {
+    "onnxruntime": "gristmill_worker.engines.onnxruntime",
+    "null": "gristmill_worker.engines.null",
+}
 
 
 def engine_loader(name: str) -> LoadEngine:

@@ -49,6 +49,10 @@ class Source(Protocol):
         """Store the outcomes atomically; returns how many counted (others were answered elsewhere)."""
         ...
 
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """Give up working on ``deliveries``: the next ``take`` delivers again those not finished."""
+        ...
+
     def recover(self) -> None:
-        """Forget what is in flight: the next ``take`` delivers again whatever was taken and not finished."""
+        """Let the next ``take`` look for entries that a lost reply left under this worker's name."""
         ...

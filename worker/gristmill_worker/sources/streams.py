@@ -87,10 +87,14 @@ class StreamSource:
             self._in_flight.difference_update(outcome.delivery.entry_id for outcome in outcomes)
         return finished
 
-    def recover(self) -> None:
-        """Forget what is in flight and read it again: after an error nobody knows how far it got."""
+    def release(self, deliveries: Sequence[Delivery]) -> None:
+        """See :meth:`~gristmill_worker.sources.base.Source.release`."""
         with self._lock:
-            self._in_flight.clear()
+            self._in_flight.difference_update(delivery.entry_id for delivery in deliveries)
+        self._recover = True
+
+    def recover(self) -> None:
+        """See :meth:`~gristmill_worker.sources.base.Source.recover`."""
         self._recover = True
 
     def renew(self, connection: Redis) -> None:
@@ -131,8 +135,10 @@ class StreamSource:
 
     def _own(self, count: int) -> list[Delivery]:
         """Read what this name took and never finished, without what is being worked on now."""
-        entries = self._read_group(count + len(self._in_flight), None, "0")
-        return self._counted([entry for entry in entries if entry[0] not in self._in_flight][:count])
+        with self._lock:
+            busy = set(self._in_flight)
+        entries = self._read_group(count + len(busy), None, "0")
+        return self._counted([entry for entry in entries if entry[0] not in busy][:count])
 
     def _reclaim(self, count: int) -> list[Delivery]:
         """Take over entries whose lease ran out."""
@@ -141,7 +147,9 @@ class StreamSource:
             "XAUTOCLAIM", self._stream, keys.GROUP, self._worker, idle_ms, self._cursor, "COUNT", count
         )
         self._cursor = reply[0]
-        entries = [entry for entry in reply[1] if entry[0] is not None]
+        with self._lock:
+            busy = set(self._in_flight)
+        entries = [entry for entry in reply[1] if entry[0] is not None and entry[0] not in busy]
         if self._cursor == b"0-0" and not entries:  # one whole round without a find
             self._reclaim_at = time.monotonic() + self._lease_s / 3
         return self._counted(entries)
