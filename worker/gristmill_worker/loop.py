@@ -98,7 +98,8 @@ class Loop:
             self._slots.acquire()
             batches: list[_Batch] = []
             try:
-                window = drain(self._source.take, self._batch.max_items, self._batch.max_wait_ms / 1000)
+                with self.counters.stage("take"):
+                    window = drain(self._source.take, self._batch.max_items, self._batch.max_wait_ms / 1000)
                 reached = True
                 with self._redelivered_on_error(window):
                     batches = self._prepare(window)
@@ -120,7 +121,8 @@ class Loop:
         batches: list[_Batch] = []
         for group in [*suspects, fresh]:
             started = time.perf_counter()
-            items = self._task.encode([job.body for job in group]) if group else []
+            with self.counters.stage("encode"):
+                items = self._task.encode([job.body for job in group]) if group else []
             encode_ms = (time.perf_counter() - started) * 1000
             good: list[Job] = []
             for job, item in zip(group, items, strict=True):
@@ -130,10 +132,11 @@ class Loop:
                 else:
                     job.item = item
                     good.append(job)
-            batches += [
-                self._assemble([good[i] for i in planned.items], planned.shape)
-                for planned in plan([job.item.length for job in good], self._engine.shapes, self._costs)
-            ]
+            with self.counters.stage("plan"):
+                batches += [
+                    self._assemble([good[i] for i in planned.items], planned.shape)
+                    for planned in plan([job.item.length for job in good], self._engine.shapes, self._costs)
+                ]
         if refused:
             self._ran.put(refused)
         return batches
@@ -164,7 +167,8 @@ class Loop:
         """Run one batch; where the engine fails, halve it until the request to blame stands alone."""
         started = time.perf_counter()
         try:
-            outputs = self._engine.run(batch.inputs)
+            with self.counters.stage("run"):
+                outputs = self._engine.run(batch.inputs)
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to its batch
             if len(batch.jobs) == 1:
                 self._ran.put(_Ran(batch.jobs, batch.shape, 0.0, None, str(error)))
@@ -180,12 +184,9 @@ class Loop:
 
     def _finish_batches(self) -> None:
         while (ran := self._ran.get()) is not None:
-            if isinstance(ran, _Ran):
-                with self._redelivered_on_error([job.delivery for job in ran.jobs]):
-                    self._finish(self._decode(ran))
-            else:
-                with self._redelivered_on_error([outcome.delivery for outcome in ran]):
-                    self._finish(ran)
+            held = ran.jobs if isinstance(ran, _Ran) else ran
+            with self._redelivered_on_error([each.delivery for each in held]), self.counters.stage("finish"):
+                self._finish(self._decode(ran) if isinstance(ran, _Ran) else ran)
 
     def _decode(self, ran: _Ran) -> list[Outcome]:
         if ran.outputs is None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,13 +45,27 @@ class Counters:
     batches: int = 0
     tokens: int = 0
     padded_tokens: int = 0  # tokens plus padding
-    engine_us: int = 0  # microseconds in the engine
+    engine_us: int = 0  # microseconds in the engine, by the clock on the wall
+    take_cpu_us: int = 0  # CPU time of each stage's own thread
+    encode_cpu_us: int = 0
+    plan_cpu_us: int = 0
+    run_cpu_us: int = 0
+    finish_cpu_us: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, **amounts: int) -> None:
         with self._lock:
             for name, amount in amounts.items():
                 setattr(self, name, getattr(self, name) + amount)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the CPU time that the block takes in this thread."""
+        started = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            self.add(**{f"{name}_cpu_us": (time.thread_time_ns() - started) // 1000})
 
     def snapshot(self) -> dict[str, int]:
         with self._lock:
