@@ -12,7 +12,7 @@ from redis.commands.core import AsyncScript as DriverScript
 
 from gristmill import scripts
 from gristmill.calls import CallKeywords, CallOptions, Item, RequestId
-from gristmill.core import BLOCK_S, Core, Depth
+from gristmill.core import Core, Depth
 from gristmill.driver import ERRORS, check_url, pool_options, translate
 from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
 from gristmill.stream import Stream, StreamKeywords
@@ -174,7 +174,7 @@ class AsyncClient:
                 return
             if op.mailbox.queue in self._reading:  # another coroutine reads for all
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._reader.wait(), BLOCK_S)
+                    await asyncio.wait_for(self._reader.wait(), op.block_ms / 1000)
                 return
             self._reading.add(op.mailbox.queue)
         try:

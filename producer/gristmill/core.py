@@ -22,7 +22,7 @@ from gristmill.ops import Command, Op, Read, Script, Sleep, Steps
 from gristmill.wire import Request, Result
 
 PENDING_TTL_S: Final = 7 * 24 * 3600  # a request may wait over a long weekend and still be known
-REPLY_TTL_S: Final = 120  # a reply stream outlives its reader by this much
+REPLY_TTL_S: Final = 600  # a reply stream outlives its reader by this much
 LISTEN_EVERY_S: Final = 2.0
 BLOCK_S: Final = 1.0  # longest blocking read; every socket timeout has to be longer
 CHECK_EVERY_S: Final = 1.0  # how often a waiter that is told nothing looks at the result key
@@ -198,7 +198,14 @@ class Core:
         pending = 0
         for consumer in (yield from self._consumers(queue, ends)):
             pending += int(consumer["pending"])
-        return Depth(length - pending, pending, dead, int(bound) if bound else self.max_length)
+        return Depth(max(length - pending, 0), pending, dead, self._bound(bound))
+
+    def _bound(self, configured: bytes | None) -> int:
+        """Read the bound as submit.lua does: any number counts, anything else is as if it were not there."""
+        try:
+            return int(float(configured or b""))
+        except (ValueError, OverflowError):
+            return self.max_length
 
     def workers(self, queue: str) -> Steps[list[dict[str, str]]]:
         """Return the heartbeat of each live worker: consumers of the group whose hash has not expired."""

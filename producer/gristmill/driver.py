@@ -31,6 +31,8 @@ _PASSING: Final = (
     exceptions.MasterDownError,
     OSError,
 )
+# Redis 6.2 wraps a command's error in a script's: there only the message tells.
+_PASSING_CODES: Final = ("LOADING", "MISCONF", "NOREPLICAS", "OOM command", "READONLY")
 ERRORS: Final = (exceptions.RedisError, OSError)  # what a call of the driver can raise
 
 
@@ -66,6 +68,6 @@ def translate(error: Exception, url: str) -> BrokerUnavailable:
     message = str(error) or type(error).__name__
     if isinstance(error, _FINAL):
         return BrokerUnavailable(f"Redis at {name} refused the login: {message}", retryable=False)
-    if isinstance(error, _PASSING) or message.startswith(("LOADING", "MISCONF", "NOREPLICAS")):
+    if isinstance(error, _PASSING) or any(code in message for code in _PASSING_CODES):
         return BrokerUnavailable(f"Redis at {name} is not available: {message}")
     return BrokerUnavailable(f"Redis at {name} refused a command: {message}", retryable=False)

@@ -17,7 +17,6 @@ class ErrorCode(StrEnum):
     INVALID_OUTPUT = "invalid_output"  # the model answered NaN or infinity
     DEAD_LETTERED = "dead_lettered"  # given up after too many deliveries
     EXPIRED = "expired"
-    CANCELLED = "cancelled"
 
 
 class ExitCode(IntEnum):
@@ -54,15 +53,12 @@ class InvalidRequestError(GristmillError, ValueError):
 
 
 class WireError(GristmillError):
-    """A stored record does not follow the wire contract. ``request_id`` is None if it could not be read."""
+    """A stored record does not follow the wire contract."""
 
-    def __init__(
-        self, message: str, code: ErrorCode = ErrorCode.BAD_REQUEST, request_id: str | None = None
-    ) -> None:
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.BAD_REQUEST) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.request_id = request_id
 
 
 class BrokerUnavailable(GristmillError):

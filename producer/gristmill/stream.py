@@ -124,30 +124,41 @@ class Stream:
             self._box.awaited[request.id] = self._arrived
         accepted = 0
         for chunk in chunks([request for _, request in batch]):
-            outcome = yield from self._core.send(self._queue, chunk)
-            accepted += len(chunk) - outcome.count(-1)
+            if self._unsent:  # the queue is full: no use in sending the rest
+                outcome = [-1] * len(chunk)
+            else:
+                outcome = yield from self._core.send(self._queue, chunk)
             for request, code in zip(chunk, outcome, strict=True):
                 if code == -1:
                     self._unsent.append(self._sent.pop(request.id))
                     self._box.awaited.pop(request.id, None)
+                else:
+                    accepted += 1
         self._backoff_s = BACKOFF_S[0] if accepted else min(2 * self._backoff_s, BACKOFF_S[1])
         if self._unsent:  # jittered, so that several producers do not come back together
             self._retry_at = time.monotonic() + self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311
 
     def _receive(self) -> Steps[None]:
         seen = self._box.version
+        if self._take():
+            return
+        now = time.monotonic()
+        if not self._sent:  # all was refused by a full queue
+            self._check_timeout()
+            yield Sleep(max(self._retry_at - now, 0.001))
+            return
+        block_s = BLOCK_S if self._timeout_s is None else min(BLOCK_S, self._timeout_s)
+        if self._unsent:
+            block_s = min(block_s, max(self._retry_at - now, 0.001))
+        yield from self._core.read(self._box, block_s, seen, now + self._core.retry_s)
+        # Only after a read is silence known to be one: the caller may have been away for long.
         if not self._take():
             now = time.monotonic()
-            self._check_timeout(now)
-            if not self._sent:
-                yield Sleep(max(self._retry_at - now, 0.001))
-            elif now - max(self._checked_at, self._heard_at) > CHECK_EVERY_S:
+            if now - max(self._checked_at, self._heard_at) > CHECK_EVERY_S:
                 self._checked_at = now
                 yield from self._look_up()
-            else:
-                block_s = max(self._retry_at - now, 0.001) if self._unsent else BLOCK_S
-                yield from self._core.read(self._box, block_s, seen, now + self._core.retry_s)
-            self._take()
+                self._take()
+            self._check_timeout()
 
     def _take(self) -> bool:
         arrived, found = self._arrived, False
@@ -167,28 +178,25 @@ class Stream:
         names = [keys.result(self._queue, request_id) for request_id, _ in oldest]
         ends = time.monotonic() + self._core.retry_s
         states = yield from self._core.persist(Command(("MGET", *names)), ends)
-        lost, done = [], []
+        gone = []
         for (request_id, _), state in zip(oldest, states, strict=True):
-            if state is None:
-                lost.append(request_id)
-            elif state == wire.DONE:
-                done.append(request_id)
+            if state in (None, wire.DONE):
+                gone.append(request_id)
             elif state != wire.PENDING:
                 self._arrived[request_id] = wire.decode_result(state)
-        lost += yield from self._not_pushed(done)
-        for request_id in lost:
+        for request_id in (yield from self._not_pushed(gone)):
             self._unsent.append(self._sent.pop(request_id))
 
-    def _not_pushed(self, done: Sequence[str]) -> Steps[list[str]]:
-        """Return those of ``done`` whose push went to a stream that Redis had lost, free to run again."""
-        if not done:
+    def _not_pushed(self, gone: Sequence[str]) -> Steps[list[str]]:
+        """Return those of ``gone`` that Redis lost, or whose push it lost, free to run again."""
+        if not gone:
             return []
         ends = time.monotonic() + self._core.retry_s
         seen = -1
         while seen != self._box.version:  # mark and push are one step: what is marked can be read by now
             seen = self._box.version
             yield from self._core.read(self._box, 0.001, seen, ends)
-        missing = [request_id for request_id in done if request_id not in self._arrived]
+        missing = [request_id for request_id in gone if request_id not in self._arrived]
         if missing:
             names = [keys.result(self._queue, request_id) for request_id in missing]
             yield from self._core.persist(Command(("DEL", *names)), ends)
@@ -205,8 +213,8 @@ class Stream:
         self._released += len(out)
         return out
 
-    def _check_timeout(self, now: float) -> None:
-        if self._timeout_s is not None and now - self._heard_at > self._timeout_s:
+    def _check_timeout(self) -> None:
+        if self._timeout_s is not None and time.monotonic() - self._heard_at > self._timeout_s:
             raise ResultTimeout(
                 f"no result on queue {self._queue!r} for {self._timeout_s:g} s, "
                 f"{len(self._sent)} requests are waiting; see 'gristmill queue {self._queue}'"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
 from gristmill import keys
 from gristmill.errors import ErrorCode, InvalidRequestError, RequestExpired, ScoringError, WireError
+
+T = TypeVar("T")
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 MAX_TTL_S: Final = 365 * 24 * 3600
@@ -53,6 +55,16 @@ class Request:
             if value is not None:
                 flat += [name, value]
         return flat
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A stream entry that is no request: why, and who can be told. ``id`` is None if it is not legal."""
+
+    id: str | None
+    error: WireError
+    reply: str | None = None
+    ttl_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,40 +142,44 @@ def encode_body(body: Mapping[str, Any], limit: int = MAX_BODY_BYTES) -> bytes:
     return encoded
 
 
-def decode_request(fields: Mapping[bytes, bytes], limit: int = MAX_BODY_BYTES) -> Request:
-    """Read a stream entry; raise :class:`WireError` with the request's ID where that could be read."""
-    request_id = _read_id(fields.get(b"id"))
-    body = fields.get(b"body")
-    if body is None:
-        raise WireError("the entry has no field 'body'", request_id=request_id)
-    if len(body) > limit:
-        message = f"the body has {len(body)} bytes, this worker takes {limit}: shorten or split the text"
-        raise WireError(message, ErrorCode.TOO_LARGE, request_id)
-    reply = fields.get(b"reply")
-    reply_name = reply.decode("ascii", "replace") if reply is not None else None
-    if reply_name is not None and not keys.is_name(reply_name):
-        raise WireError("the field 'reply' is not a legal client name", request_id=request_id)
+def decode_request(fields: Mapping[bytes, bytes], limit: int = MAX_BODY_BYTES) -> Request | Refusal:
+    """Read a stream entry. What breaks the contract gives a :class:`Refusal` with whatever could be read."""
+    problems: list[WireError] = []
+
+    def attempt(read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except WireError as error:
+            problems.append(error)
+            return None
+
+    request_id = attempt(lambda: _read_id(fields.get(b"id")))
+    reply = attempt(lambda: _read_reply(fields.get(b"reply")))
+    ttl_s = attempt(lambda: _read_int(fields, b"ttl", MAX_TTL_S))
+    deadline_ms = attempt(lambda: _read_int(fields, b"deadline", 2**53))
+    body = attempt(lambda: _read_body(fields.get(b"body"), limit))
+    if problems or request_id is None or body is None:
+        return Refusal(request_id, problems[0], reply, ttl_s)
     trace = fields.get(b"trace")
     return Request(
         id=request_id,
         body=body,
-        reply=reply_name,
-        deadline_ms=_read_int(fields, b"deadline", request_id, 2**53),
-        ttl_s=_read_int(fields, b"ttl", request_id, MAX_TTL_S),
+        reply=reply,
+        deadline_ms=deadline_ms,
+        ttl_s=ttl_s,
         trace=trace.decode("ascii", "replace") if trace is not None else None,
     )
 
 
-def decode_body(request: Request) -> dict[str, Any]:
+def decode_body(body: bytes) -> dict[str, Any]:
     """Return the body as a JSON object, or raise :class:`WireError`."""
     try:
-        body = orjson.loads(request.body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise WireError(f"the body is not valid JSON: {error}", request_id=request.id) from error
-    if not isinstance(body, dict):
-        message = f"the body is {json_type(body)}, it has to be a JSON object"
-        raise WireError(message, request_id=request.id)
-    return body
+        raise WireError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise WireError(f"the body is {json_type(value)}, it has to be a JSON object")
+    return value
 
 
 def encode_result(result: Result) -> bytes:
@@ -231,12 +247,27 @@ def _read_id(data: bytes | None) -> str:
         raise WireError(f"the entry's ID is not legal: {error}") from error
 
 
-def _read_int(fields: Mapping[bytes, bytes], name: bytes, request_id: str, most: int) -> int | None:
+def _read_body(data: bytes | None, limit: int) -> bytes:
+    if data is None:
+        raise WireError("the entry has no field 'body'")
+    if len(data) > limit:
+        message = f"the body has {len(data)} bytes, this worker takes {limit}: shorten or split the text"
+        raise WireError(message, ErrorCode.TOO_LARGE)
+    return data
+
+
+def _read_reply(data: bytes | None) -> str | None:
+    name = data.decode("ascii", "replace") if data is not None else None
+    if name is not None and not keys.is_name(name):
+        raise WireError("the field 'reply' is not a legal client name")
+    return name
+
+
+def _read_int(fields: Mapping[bytes, bytes], name: bytes, most: int) -> int | None:
     data = fields.get(name)
     if data is None:
         return None
     # Plain ASCII digits only: int() would also take "1_0", " 1 " and other scripts' digits.
     if not data.isdigit() or len(data) > 16 or int(data) > most:
-        message = f"the field {name.decode()!r} has to be a whole number from 0 to {most}"
-        raise WireError(message, request_id=request_id)
+        raise WireError(f"the field {name.decode()!r} has to be a whole number from 0 to {most}")
     return int(data)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gristmill import wire
-from gristmill.errors import ErrorCode, WireError
-from gristmill.wire import Request, Result
+from gristmill.errors import BrokerUnavailable, ErrorCode, WireError
+from gristmill.wire import Refusal, Request, Result
+from gristmill_worker.engines.base import Shape
 from gristmill_worker.sources.base import Delivery, Outcome
 from gristmill_worker.tasks.base import Encoded
 from gristmill_worker.telemetry import logger
 
+MESSAGE_CHARS: Final = 1000
 _NOT_YET: Final = Encoded(0, {}, {})
 
 
@@ -23,8 +25,7 @@ class Job:
 
     delivery: Delivery
     request: Request
-    queued_ms: float
-    body: Mapping[str, Any]
+    body: Mapping[str, Any] = field(default_factory=dict)
     encode_ms: float = 0.0
     item: Encoded = _NOT_YET
 
@@ -32,6 +33,16 @@ class Job:
         """Say whether its deadline has passed."""
         deadline_ms = self.request.deadline_ms
         return deadline_ms is not None and time.time() * 1000 > deadline_ms
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun:
+    """How a batch ran; ``started_ms`` is Unix time."""
+
+    size: int
+    shape: Shape
+    started_ms: float
+    run_ms: float
 
 
 class Judge:
@@ -45,29 +56,33 @@ class Judge:
 
     def read(self, window: Sequence[Delivery]) -> tuple[list[Job], list[Outcome]]:
         """Return the jobs of a window, and the outcomes of entries that are none."""
-        taken_ms = time.time() * 1000
         jobs: list[Job] = []
         refused: list[Outcome] = []
         for delivery in window:
-            try:
-                request = wire.decode_request(delivery.fields, self._max_body_bytes)
-                job = Job(delivery, request, max(0.0, taken_ms - delivery.enqueued_ms), {})
-                if delivery.deliveries > self._max_deliveries:
-                    refused.append(self._given_up(job))
-                elif job.is_late():
-                    refused.append(self.expired(job))
-                else:
-                    job.body = wire.decode_body(request)
+            request = wire.decode_request(delivery.fields, self._max_body_bytes)
+            if isinstance(request, Refusal):
+                refused.append(self._malformed(delivery, request))
+                continue
+            job = Job(delivery, request)
+            if delivery.deliveries > self._max_deliveries:
+                refused.append(self._given_up(job))
+            elif job.is_late():
+                refused.append(self.expired(job))
+            else:
+                try:
+                    job.body = wire.decode_body(request.body)
                     jobs.append(job)
-            except WireError as error:
-                refused.append(self._malformed(delivery, error))
+                except WireError as error:
+                    refused.append(self.failed(job, error.code, error.message))
         return jobs, refused
 
-    def ok(self, job: Job, value: Any, run_ms: float, batch: Mapping[str, Any]) -> Outcome:
+    def ok(self, job: Job, value: Any, batch: BatchRun) -> Outcome:
+        """Return the outcome of a job whose value is ``value``."""
+        queued_ms = batch.started_ms - job.delivery.enqueued_ms - job.encode_ms
         timing_ms = {
-            "queued": round(job.queued_ms, 3),
+            "queued": round(max(queued_ms, 0.0), 3),
             "encode": round(job.encode_ms, 3),
-            "run": round(run_ms, 3),
+            "run": round(batch.run_ms, 3),
         }
         result = Result(
             id=job.request.id,
@@ -78,7 +93,7 @@ class Judge:
             tokens=job.item.length,
             truncated=job.item.truncated,
             timing_ms=timing_ms,
-            batch=batch,
+            batch={"size": batch.size, "shape": list(batch.shape)},
         )
         return self._outcome(job, result)
 
@@ -89,6 +104,14 @@ class Judge:
         message = "its deadline passed before it ran"
         return self._outcome(job, self._error(job.request.id, "expired", ErrorCode.EXPIRED, message))
 
+    def not_stored(self, outcome: Outcome, error: BrokerUnavailable) -> Outcome:
+        """Return the outcome in place of one whose result Redis refuses, e.g. because of its size."""
+        if outcome.result is None:
+            return outcome
+        message = f"the result could not be stored: {error}"
+        result = self._error(outcome.result.id, "error", ErrorCode.TOO_LARGE, message)
+        return replace(outcome, result=result)
+
     def _given_up(self, job: Job) -> Outcome:
         times = job.delivery.deliveries - 1
         message = f"given up: {times} deliveries ended without a result, it may crash the engine"
@@ -96,14 +119,17 @@ class Judge:
         result = self._error(job.request.id, "error", ErrorCode.DEAD_LETTERED, message)
         return self._outcome(job, result, reason="max_deliveries")
 
-    def _malformed(self, delivery: Delivery, error: WireError) -> Outcome:
-        if error.request_id is None:  # nobody to answer
+    def _malformed(self, delivery: Delivery, refusal: Refusal) -> Outcome:
+        error = refusal.error
+        if refusal.id is None:  # nobody to answer
             logger().error("entry_dead_lettered", entry=delivery.entry_id.decode(), error=error.message)
             return Outcome(delivery, None, reason=error.message)
-        result = self._error(error.request_id, "error", error.code, error.message)
-        return Outcome(delivery, result)
+        result = self._error(refusal.id, "error", error.code, error.message)
+        return Outcome(delivery, result, refusal.reply, refusal.ttl_s)
 
     def _error(self, request_id: str, status: str, code: str, message: str) -> Result:
+        if len(message) > MESSAGE_CHARS:  # a message may quote its request
+            message = f"{message[:MESSAGE_CHARS]}…"
         return Result(request_id, status, error=(code, message), model=self._model, worker=self._worker)
 
     @staticmethod

@@ -18,10 +18,10 @@ from gristmill.errors import BrokerUnavailable, ErrorCode
 from gristmill_worker.batching.linger import drain
 from gristmill_worker.batching.planner import plan
 from gristmill_worker.engines.base import Array, Engine, Shape
-from gristmill_worker.jobs import Job, Judge
+from gristmill_worker.jobs import BatchRun, Job, Judge
 from gristmill_worker.settings import Settings
 from gristmill_worker.sources.base import Delivery, Outcome, Source
-from gristmill_worker.tasks.base import ItemError, Task
+from gristmill_worker.tasks.base import Encoded, ItemError, Task
 from gristmill_worker.telemetry import Counters, logger
 
 BACKOFF_S: Final = 0.1, 2.0
@@ -43,8 +43,7 @@ class _Ran:
     """A batch with the engine's outputs, or without where the engine failed on its only job."""
 
     jobs: list[Job]
-    shape: Shape
-    run_ms: float
+    run: BatchRun
     outputs: dict[str, Array] | None
     error: str = ""
 
@@ -70,6 +69,7 @@ class Loop:
         self._costs = costs
         self._judge = judge
         self._stop = stop
+        self._outage = ""  # the last error of Redis that was logged
         self._gave_up = False  # on storing results, after the stop signal
         self._slots = threading.Semaphore(HELD_WINDOWS)
         self._planned: Queue[list[_Batch] | None] = Queue()  # bounded by the slots
@@ -101,6 +101,7 @@ class Loop:
                 with self.counters.stage("take"):
                     window = drain(self._source.take, self._batch.max_items, self._batch.max_wait_ms / 1000)
                 reached = True
+                self._outage = ""
                 with self._redelivered_on_error(window):
                     batches = self._prepare(window)
             except BrokerUnavailable as error:
@@ -112,21 +113,25 @@ class Loop:
                 self._planned.put(batches)
             else:
                 self._slots.release()
+            if any(job.delivery.deliveries > 1 for batch in batches for job in batch.jobs):
+                self._wait_until_idle()  # if it kills this process, nothing else is to blame
+
+    def _wait_until_idle(self) -> None:
+        for _ in range(HELD_WINDOWS):
+            self._slots.acquire()
+        self._slots.release(HELD_WINDOWS)
 
     def _prepare(self, window: Sequence[Delivery]) -> list[_Batch]:
         jobs, refused = self._judge.read(window)
-        # What was delivered before may have killed its worker: it is encoded and runs alone.
+        # What was delivered before may have killed its worker, so it runs alone.
         suspects = [[job] for job in jobs if job.delivery.deliveries > 1]
         fresh = [job for job in jobs if job.delivery.deliveries == 1]
         batches: list[_Batch] = []
         for group in [*suspects, fresh]:
-            started = time.perf_counter()
             with self.counters.stage("encode"):
-                items = self._task.encode([job.body for job in group]) if group else []
-            encode_ms = (time.perf_counter() - started) * 1000
+                items = self._encode(group)
             good: list[Job] = []
             for job, item in zip(group, items, strict=True):
-                job.encode_ms = encode_ms
                 if isinstance(item, ItemError):
                     refused.append(self._judge.failed(job, item.code, item.message))
                 else:
@@ -140,6 +145,21 @@ class Loop:
         if refused:
             self._ran.put(refused)
         return batches
+
+    def _encode(self, jobs: Sequence[Job]) -> list[Encoded | ItemError]:
+        if not jobs:
+            return []
+        started = time.perf_counter()
+        try:
+            items = self._task.encode([job.body for job in jobs])
+        except Exception as error:  # noqa: BLE001 - one request is to blame: find it by going one by one
+            if len(jobs) > 1:
+                return [item for job in jobs for item in self._encode([job])]
+            logger().warning("request_failed", id=jobs[0].request.id, error=str(error))
+            return [ItemError(f"the request cannot be encoded: {error}")]
+        for job in jobs:
+            job.encode_ms = (time.perf_counter() - started) * 1000
+        return items
 
     def _assemble(self, jobs: list[Job], shape: Shape) -> _Batch:
         return _Batch(jobs, shape, self._task.assemble([job.item for job in jobs], shape))
@@ -165,20 +185,21 @@ class Loop:
 
     def _run_batch(self, batch: _Batch) -> None:
         """Run one batch; where the engine fails, halve it until the request to blame stands alone."""
-        started = time.perf_counter()
+        started, started_ms = time.perf_counter(), time.time() * 1000
+        outputs, message = None, ""
         try:
             with self.counters.stage("run"):
                 outputs = self._engine.run(batch.inputs)
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to its batch
-            if len(batch.jobs) == 1:
-                self._ran.put(_Ran(batch.jobs, batch.shape, 0.0, None, str(error)))
+            message = str(error)
+            if len(batch.jobs) > 1:
+                middle = len(batch.jobs) // 2
+                for half in (batch.jobs[:middle], batch.jobs[middle:]):
+                    self._run_batch(self._assemble(half, batch.shape))
                 return
-            middle = len(batch.jobs) // 2
-            for half in (batch.jobs[:middle], batch.jobs[middle:]):
-                self._run_batch(self._assemble(half, batch.shape))
-            return
         run_ms = (time.perf_counter() - started) * 1000
-        self._ran.put(_Ran(batch.jobs, batch.shape, run_ms, outputs))
+        run = BatchRun(len(batch.jobs), batch.shape, started_ms, run_ms)
+        self._ran.put(_Ran(batch.jobs, run, outputs, message))
 
     # The third thread: finish
 
@@ -197,24 +218,32 @@ class Loop:
         self.counters.add(
             batches=1,
             tokens=sum(item.length for item in items),
-            padded_tokens=ran.shape[0] * ran.shape[1],
-            engine_us=round(ran.run_ms * 1000),
+            padded_tokens=ran.run.shape[0] * ran.run.shape[1],
+            engine_us=round(ran.run.run_ms * 1000),
         )
         return [
             self._judge.failed(job, value.code, value.message)
             if isinstance(value, ItemError)
-            else self._judge.ok(job, value, ran.run_ms, {"size": len(items), "shape": list(ran.shape)})
+            else self._judge.ok(job, value, ran.run)
             for job, value in zip(ran.jobs, values, strict=True)
         ]
 
-    def _finish(self, outcomes: Sequence[Outcome]) -> None:
-        """Store results, however long Redis is away: what ran is not thrown away."""
+    def _finish(self, outcomes: Sequence[Outcome], *, substituted: bool = False) -> None:
+        """Store results, however long Redis is away: what ran is not thrown away.
+
+        What Redis refuses is stored one by one, and the one that it refuses alone as an error.
+        """
         give_up = None
         while True:
             try:
                 finished = self._source.finish(outcomes)
                 break
             except BrokerUnavailable as error:
+                if not error.retryable and not substituted:
+                    for outcome in outcomes:
+                        single = [outcome] if len(outcomes) > 1 else [self._judge.not_stored(outcome, error)]
+                        self._finish(single, substituted=len(outcomes) == 1)
+                    return
                 if self._stop.is_set():
                     give_up = give_up or time.monotonic() + LAST_TRY_S
                     if self._gave_up or time.monotonic() > give_up:
@@ -222,14 +251,17 @@ class Loop:
                         logger().error("results_not_stored", requests=len(outcomes), error=str(error))
                         return  # the entries stay pending: another worker takes them over
                 self._wait_for_redis(error)
+        self._outage = ""
         failed = sum(1 for outcome in outcomes if outcome.result is None or not outcome.result.ok)
         self.counters.add(requests=finished, errors=failed, dropped=len(outcomes) - finished)
 
     # All three
 
     def _wait_for_redis(self, error: BrokerUnavailable) -> None:
-        logger().warning("redis_unavailable", error=str(error))
-        self._stop.wait(BACKOFF_S[0] if error.retryable else BACKOFF_S[1])
+        if self._outage != str(error):  # once for each outage
+            self._outage = str(error)
+            logger().warning("redis_unavailable", error=self._outage)
+        time.sleep(BACKOFF_S[0] if error.retryable else BACKOFF_S[1])
 
     @contextmanager
     def _redelivered_on_error(self, deliveries: Sequence[Delivery]) -> Iterator[None]:
@@ -242,3 +274,4 @@ class Loop:
         except BaseException as error:  # noqa: BLE001 - a panic of the tokenizer is no Exception
             logger().error("window_failed", requests=len(deliveries), exc_info=error)
             self._source.release(deliveries)
+            time.sleep(BACKOFF_S[0])  # an error that comes at once must not fill the log

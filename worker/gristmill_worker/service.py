@@ -37,6 +37,7 @@ def serve(settings: Settings) -> ExitCode:
     Raises InputFileError for a model or setting that cannot be used, BrokerUnavailable for a refused login.
     """
     configure_logging(settings.log_level)
+    signal_stop = _Stop()
     _bind(settings)
     name = settings.name or process_name()
     started = time.perf_counter()
@@ -61,14 +62,15 @@ def serve(settings: Settings) -> ExitCode:
         lease_s=settings.lease_s,
         result_ttl_s=settings.result_ttl_s,
     )
-    stop = threading.Event()
     judge = Judge(
         name,
         manifest.id,
         max_deliveries=settings.max_deliveries,
         max_body_bytes=settings.max_body_bytes,
     )
-    loop = Loop(source, engine, task, settings, costs=formula(engine.shapes), judge=judge, stop=stop)
+    loop = Loop(
+        source, engine, task, settings, costs=formula(engine.shapes), judge=judge, stop=signal_stop.event
+    )
     about = {
         "name": name,
         "host": socket.gethostname(),
@@ -87,7 +89,7 @@ def serve(settings: Settings) -> ExitCode:
         settings.lease_s,
         lambda: about | {key: str(value) for key, value in loop.counters.snapshot().items()},
     )
-    _serve(loop, pulse, stop)
+    _serve(loop, pulse, signal_stop)
     source.leave()
     engine.close()
     logger().info("stopped", worker=name, **loop.counters.snapshot())
@@ -117,7 +119,26 @@ def _load(settings: Settings, manifest: Manifest) -> Engine:
     return engine_loader(settings.engine)(settings.model, manifest, settings.threads, shapes)
 
 
-def _serve(loop: Loop, pulse: Pulse, stop: threading.Event) -> None:
+class _Stop:
+    """What signals do: while loading they end the process, then the first drains and the second ends it."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.serving = False
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if not self.serving:
+            os._exit(ExitCode.OK)  # nothing was taken yet
+        if self.event.is_set():
+            os._exit(ExitCode.FORCED)  # what is pending stays so, and is taken over after the lease
+        self.event.set()
+        # A logger is not reentrant.
+        os.write(sys.stderr.fileno(), b'{"event": "draining", "signal": %d}\n' % number)
+
+
+def _serve(loop: Loop, pulse: Pulse, stop: _Stop) -> None:
     """Run the loop beside this thread, which thus stays free for signals whatever the engine does."""
     failure: list[BaseException] = []
 
@@ -127,16 +148,8 @@ def _serve(loop: Loop, pulse: Pulse, stop: threading.Event) -> None:
         except BaseException as error:  # noqa: BLE001 - raised again below, in the main thread
             failure.append(error)
 
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            os._exit(ExitCode.FORCED)  # what is pending stays so, and is taken over after the lease
-        stop.set()
-        # print would do if it were reentrant
-        os.write(sys.stderr.fileno(), b'{"event": "draining", "signal": %d}\n' % number)
-
-    for number in SIGNALS:
-        signal.signal(number, on_signal)
-    thread = threading.Thread(target=run, name="loop", daemon=True)
+    stop.serving = True
+    thread = threading.Thread(target=run, name="take", daemon=True)
     thread.start()
     pulse.start()
     while thread.is_alive():

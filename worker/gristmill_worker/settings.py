@@ -53,8 +53,8 @@ class Settings(BaseModel):
 def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:
     """Merge, the first going first: ``flags`` that are not None, GRISTMILL_* variables, the file, defaults.
 
-    A nested field's variable joins the names with two underscores: GRISTMILL_BATCH__MAX_ITEMS. Values of
-    variables are read as YAML. Raises :class:`InputFileError`.
+    A nested field's variable joins the names with two underscores: GRISTMILL_BATCH__MAX_ITEMS. Lists are
+    written as in YAML, an empty variable counts as none. Raises :class:`InputFileError`.
     """
     merged = _read_file(path) if path is not None else {}
     for name, value in _from_env(env).items():
@@ -89,12 +89,14 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
         name = variable.removeprefix(ENV_PREFIX).lower()
         outer, _, inner = name.partition("__")
         # Other programs of this project have variables of their own: take only what is a setting.
-        if variable == name or outer not in Settings.model_fields:
+        if variable == name or outer not in Settings.model_fields or not text:
             continue
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise InputFileError(f"the variable {variable} cannot be read: {error}") from error
+        value: Any = text  # the model turns it into a number or a truth value where one is wanted
+        if text[0] in "[{":
+            try:
+                value = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise InputFileError(f"the variable {variable} cannot be read: {error}") from error
         if inner:
             found.setdefault(outer, {})[inner] = value
         else:

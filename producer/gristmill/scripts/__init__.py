@@ -8,5 +8,5 @@ from importlib.resources import files
 
 @cache
 def source(name: str) -> str:
-    """Return the text of the script ``name`` (``submit``, ``finish`` or ``listen``)."""
+    """Return the text of the script ``name`` (``submit``, ``finish``, …)."""
     return files(__package__).joinpath(f"{name}.lua").read_text("utf-8")

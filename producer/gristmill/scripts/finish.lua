@@ -16,13 +16,14 @@
 local group, worker, cap, mark_ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local streams = tonumber(ARGV[5])
 local MOST_FIELDS = 64 -- of a foreign entry, kept with its dead letter
+local MOST_LETTERS = 10000 -- the oldest go first
 
 local function bury(entry, reason, deliveries)
   local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]
   if not found then return end
   local letter = { 'reason', reason, 'deliveries', deliveries, 'worker', worker }
   for i = 1, math.min(#found[2], 2 * MOST_FIELDS) do letter[#letter + 1] = found[2][i] end
-  redis.pcall('XADD', KEYS[2], '*', unpack(letter))
+  redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', MOST_LETTERS, '*', unpack(letter))
 end
 
 local outcome, replies = {}, {}

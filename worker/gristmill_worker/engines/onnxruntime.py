@@ -40,7 +40,7 @@ class OnnxRuntimeEngine:
                 np.copyto(buffer, inputs[name], casting="no")
             self._session.run_with_iobinding(binding)
             values = binding.copy_outputs_to_cpu()
-        except (RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:  # onnxruntime's errors share no base class of their own
             raise EngineError(f"onnxruntime failed: {error}") from error
         return dict(zip(self._outputs, values, strict=True))
 

@@ -33,6 +33,7 @@ _QUANTIZED = frozenset(
 _MULTIPLICATIONS = {"MatMul": (1, None), "Gemm": (1, None), "MatMulInteger": (1, 3), "QLinearMatMul": (3, 5)}
 # Two unlike shapes: a dimension that follows the batch or the sequence shows itself by changing with it.
 _PROBES: Sequence[Shape] = ((2, 7), (3, 11))
+_PADDING_TOLERANCE = 1e-3
 
 
 def read_graph(path: Path) -> ModelProto:
@@ -194,6 +195,35 @@ class Probe:
         if "input_ids" in inputs:
             inputs["input_ids"][:] = token_id
         self.run(inputs)
+
+    def check_padding(self, outputs: Sequence[Tensor], max_length: int, pad_token_id: int) -> None:
+        """Raise :class:`ModelRefusedError` if an item is answered otherwise with padding behind it.
+
+        Items of different lengths run in one batch, so padding has to be masked out or to be harmless.
+        """
+        size = min(_PROBES[0][1], max_length // 2)
+        if size == 0 or not any("sequence" in tensor.shape for tensor in self._inputs):
+            return
+        answers = []
+        for sequence in (size, 2 * size):
+            inputs = example_inputs(self._inputs, (1, sequence))
+            for tensor in self._inputs:
+                if "sequence" in tensor.shape and tensor.name != "token_type_ids":
+                    inputs[tensor.name][:] = pad_token_id if tensor.name == "input_ids" else 0
+                    inputs[tensor.name][_first(tensor, size)] = 1
+            answers.append(self.run(inputs, [tensor.name for tensor in outputs]))
+        bare, padded = answers
+        for tensor in outputs:
+            found, expected = padded[tensor.name][_first(tensor, size)], bare[tensor.name]
+            if not np.allclose(found, expected, rtol=_PADDING_TOLERANCE, atol=_PADDING_TOLERANCE):
+                raise ModelRefusedError(
+                    f"output {tensor.name!r} of an item changes when padding follows the item: give the model "
+                    "an attention_mask that it honours, or export it with a fixed sequence"
+                )
+
+
+def _first(tensor: Tensor, size: int) -> tuple[slice, ...]:
+    return tuple(slice(size if dim == "sequence" else None) for dim in tensor.shape)
 
 
 def _dimension(pair: tuple[int, int]) -> Dim | None:

@@ -17,6 +17,8 @@ FILE_NAME = "gristmill.json"
 MODEL_FILE = "model.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 
+DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
+
 Dim = int | Literal["batch", "sequence"]
 Task = Literal["embeddings", "text-classification", "tensors"]
 
@@ -35,7 +37,9 @@ class Tensor(BaseModel):
     shape: tuple[Dim, ...]
 
     @model_validator(mode="after")
-    def _batch_first(self) -> Self:
+    def _valid(self) -> Self:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"{self.name!r} is of {self.dtype}: models of {', '.join(DTYPES)} can be served")
         if not self.shape or self.shape[0] != "batch":
             raise ValueError(f"the first dimension of {self.name!r} has to be 'batch'")
         return self
@@ -83,8 +87,12 @@ class Manifest(BaseModel):
 
     @property
     def digest(self) -> str:
-        """sha256 over the manifest, and through its digests over every file."""
-        return hashlib.sha256(orjson.dumps(self.model_dump(), option=orjson.OPT_SORT_KEYS)).hexdigest()
+        """sha256 over the manifest, and through its digests over every file.
+
+        Fields with their default values do not count, so that fields added later change no digest.
+        """
+        content = self.model_dump(exclude_defaults=True)
+        return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
     @property
     def id(self) -> str:
@@ -93,7 +101,7 @@ class Manifest(BaseModel):
 
     def write(self, directory: Path) -> None:
         """Write ``gristmill.json``; the last step of making a model directory."""
-        data = self.model_dump(exclude_none=True)
+        data = {**self.model_dump(exclude_none=True), "digest": self.digest}
         (directory / FILE_NAME).write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
 
 
@@ -110,7 +118,9 @@ def load(directory: Path) -> Manifest:
     """Read the manifest and verify every file; raise :class:`ModelRefusedError` on any difference."""
     path = directory / FILE_NAME
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        data = orjson.loads(path.read_bytes())
+        digest = data.pop("digest", None) if isinstance(data, dict) else None
+        manifest = Manifest.model_validate(data)
         found = digest_files(directory, manifest.files)
     except FileNotFoundError as error:
         raise ModelRefusedError(
@@ -118,8 +128,10 @@ def load(directory: Path) -> Manifest:
         ) from error
     except OSError as error:
         raise ModelRefusedError(f"{directory} cannot be read: {error}") from error
-    except ValidationError as error:
+    except (ValidationError, orjson.JSONDecodeError) as error:
         raise ModelRefusedError(f"{path} is not a valid manifest: {error}") from error
+    if digest != manifest.digest:
+        raise ModelRefusedError(f"{path} was changed: restore it or import the model again")
     for name, expected in manifest.files.items():
         if found[name] != expected:
             raise ModelRefusedError(

@@ -18,6 +18,8 @@ from gristmill_worker.sources.base import Delivery, Outcome
 
 REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer requests in flight
 DONE_MARK_S: Final = 60
+RECLAIM_ENTRIES: Final = 256  # at a time
+FORGOTTEN_MS: Final = 3_600_000  # a consumer without entries that is idle for so long is gone
 
 
 def connect(url: str) -> Redis:
@@ -39,22 +41,27 @@ class StreamSource:
         self._result_ttl_s = result_ttl_s
         self._redis = connect(url)
         self._finish = self._redis.register_script(scripts.source("finish"))
+        self._autoclaim_script = self._redis.register_script(scripts.source("takeover"))
+        self._leave = self._redis.register_script(scripts.source("leave"))
         self._stream = keys.requests(queue)
         self._ready = False  # the group exists
         self._recover = True  # a restarted worker may have entries under its name
         self._reclaim_at = 0.0
-        self._cursor = b"0-0"
         self._in_flight: set[bytes] = set()
         self._lock = threading.Lock()
 
     def take(self, count: int, block_s: float) -> list[Delivery]:
-        """Return own unfinished entries first, then those of dead workers, then new ones."""
+        """Return one entry that was delivered before, or else up to ``count`` new ones.
+
+        What was delivered before may have killed its worker, so it comes alone, and its delivery is counted
+        only now: its neighbours in a dead worker's window keep their counts.
+        """
         with self._translated():
             self._prepare()
-            found = self._own(count) if self._recover else []
+            if time.monotonic() >= self._reclaim_at:
+                self._reclaim()
+            found = self._own() if self._recover else []
             self._recover = bool(found)
-            if not found and time.monotonic() >= self._reclaim_at:
-                found = self._reclaim(count)
             if not found:
                 found = self._new(count, block_s)
         with self._lock:
@@ -114,9 +121,10 @@ class StreamSource:
             pipeline.execute()
 
     def leave(self) -> None:
-        """Remove the heartbeat and close; entries in flight stay for others to take over."""
+        """Sign off and close; entries in flight stay for others to take over."""
+        names = [self._stream, keys.worker(self._queue, self._worker)]
         try:
-            self._redis.delete(keys.worker(self._queue, self._worker))
+            self._leave(keys=names, args=[keys.GROUP, self._worker, FORGOTTEN_MS])
         except ERRORS:
             pass  # it expires by itself
         finally:
@@ -130,66 +138,56 @@ class StreamSource:
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
+        self._redis.execute_command("XGROUP CREATECONSUMER", self._stream, keys.GROUP, self._worker)
         self._redis.execute_command("SADD", keys.QUEUES, self._queue)
         self._ready = True
 
-    def _own(self, count: int) -> list[Delivery]:
-        """Read what this name took and never finished, without what is being worked on now."""
+    def _own(self) -> list[Delivery]:
+        """Take the oldest entry under this name that is not being worked on."""
         with self._lock:
             busy = set(self._in_flight)
-        entries = self._read_group(count + len(busy), None, "0")
-        return self._counted([entry for entry in entries if entry[0] not in busy][:count])
-
-    def _reclaim(self, count: int) -> list[Delivery]:
-        """Take over entries whose lease ran out."""
-        idle_ms = int(self._lease_s * 1000)
-        reply = self._redis.execute_command(
-            "XAUTOCLAIM", self._stream, keys.GROUP, self._worker, idle_ms, self._cursor, "COUNT", count
+        rows = self._redis.xpending_range(
+            self._stream, keys.GROUP, min="-", max="+", count=len(busy) + 1, consumername=self._worker
         )
-        self._cursor = reply[0]
-        with self._lock:
-            busy = set(self._in_flight)
-        entries = [entry for entry in reply[1] if entry[0] is not None and entry[0] not in busy]
-        if self._cursor == b"0-0" and not entries:  # one whole round without a find
+        for row in rows:
+            entry_id: Any = row["message_id"]
+            if entry_id not in busy:
+                claim = ("XCLAIM", self._stream, keys.GROUP, self._worker, 0, entry_id)
+                claimed = self._redis.execute_command(*claim)
+                if not claimed or claimed[0][0] is None:  # somebody has deleted the entry itself
+                    self._redis.execute_command("XACK", self._stream, keys.GROUP, entry_id)
+                    return self._own()
+                return [Delivery(entry_id, claimed[0][1] or {}, int(row["times_delivered"]) + 1)]
+        return []
+
+    def _reclaim(self) -> None:
+        """Take over entries whose lease ran out; they then are this name's own."""
+        cursor: Any = "0-0"
+        while True:
+            cursor, claimed = self._autoclaim(cursor)
+            self._recover = self._recover or bool(claimed)
+            if claimed or cursor in {"0-0", b"0-0"}:
+                break
+        if not claimed:
             self._reclaim_at = time.monotonic() + self._lease_s / 3
-        return self._counted(entries)
+
+    def _autoclaim(self, cursor: Any) -> tuple[Any, list[Any]]:
+        # JUSTID: this is no delivery yet. The driver's own parser would drop the cursor.
+        reply = self._autoclaim_script(
+            keys=[self._stream],
+            args=[keys.GROUP, self._worker, int(self._lease_s * 1000), cursor, RECLAIM_ENTRIES],
+        )
+        return reply[0], [entry_id for entry_id in reply[1] if entry_id is not None]
 
     def _new(self, count: int, block_s: float) -> list[Delivery]:
-        return [
-            Delivery(entry_id, fields or {}, 1) for entry_id, fields in self._read_group(count, block_s, ">")
-        ]
-
-    def _read_group(self, count: int, block_s: float | None, start: str) -> list[Any]:
-        block_ms = int(min(block_s or 0.0, SOCKET_TIMEOUT_S / 2) * 1000)
+        block_ms = int(min(block_s, SOCKET_TIMEOUT_S / 2) * 1000)
         block = ("BLOCK", block_ms) if block_ms else ()  # BLOCK 0 would wait for ever
+        group = ("GROUP", keys.GROUP, self._worker)
         reply = self._redis.execute_command(
-            "XREADGROUP",
-            "GROUP",
-            keys.GROUP,
-            self._worker,
-            "COUNT",
-            count,
-            *block,
-            "STREAMS",
-            self._stream,
-            start,
+            "XREADGROUP", *group, "COUNT", count, *block, "STREAMS", self._stream, ">"
         )
-        return list(reply[0][1]) if reply else []
-
-    def _counted(self, entries: Sequence[Any]) -> list[Delivery]:
-        """Look up how often each entry was delivered; XREADGROUP and XAUTOCLAIM do not say."""
-        if not entries:
-            return []
-        rows = self._redis.xpending_range(
-            self._stream,
-            keys.GROUP,
-            min=entries[0][0],
-            max=entries[-1][0],
-            count=len(entries) + len(self._in_flight),
-            consumername=self._worker,
-        )
-        times = {row["message_id"]: int(row["times_delivered"]) for row in rows}
-        return [Delivery(entry_id, fields or {}, times.get(entry_id, 2)) for entry_id, fields in entries]
+        entries = reply[0][1] if reply else []
+        return [Delivery(entry_id, fields or {}, 1) for entry_id, fields in entries]
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

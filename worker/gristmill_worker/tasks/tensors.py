@@ -42,9 +42,10 @@ class Tensors:
         inputs = {}
         for tensor in self._manifest.inputs:
             batch = np.zeros(concrete(tensor, shape), dtype=tensor.dtype)
-            for row, item in zip(batch, rows, strict=True):
+            for i, item in enumerate(rows):
                 array = item.arrays[tensor.name]
-                row[tuple(slice(size) for size in array.shape)] = array
+                place: tuple[Any, ...] = (i, *(slice(size) for size in array.shape))
+                batch[place] = array
             inputs[tensor.name] = batch
         return inputs
 
@@ -55,7 +56,7 @@ class Tensors:
             try:
                 value = {}
                 for tensor in self._manifest.outputs:
-                    row = outputs[tensor.name][i][_unpadded(tensor, item.length)]
+                    row = np.asarray(outputs[tensor.name][i])[_unpadded(tensor, item.length)]
                     check_finite(row)
                     value[tensor.name] = to_value(row, encoding)
                 values.append(value)

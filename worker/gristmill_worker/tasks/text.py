@@ -15,6 +15,8 @@ from gristmill_worker.engines.base import Array, Shape
 from gristmill_worker.models.manifest import TOKENIZER_FILE, Manifest, ModelRefusedError
 from gristmill_worker.tasks.base import Encoded, ItemError, read_options
 
+CHARS_PER_TOKEN: Final = 8  # more than texts have: one look is enough for nearly all
+SPARE_TOKENS: Final = 16
 OPTION_CHECKS: Final = {"truncate": lambda value: isinstance(value, bool)}
 
 
@@ -28,6 +30,8 @@ class TextEncoder:
             raise ModelRefusedError(f"{model_dir / TOKENIZER_FILE} cannot be read: {error}") from error
         # Files often ship with padding and a shorter truncation switched on.
         self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._counter = Tokenizer.from_str(self._tokenizer.to_str())
         self._tokenizer.enable_truncation(manifest.max_length)
         self._manifest = manifest
         self._truncate = truncate
@@ -41,17 +45,14 @@ class TextEncoder:
         for body in bodies:
             try:
                 options = read_options(body, {**OPTION_CHECKS, **checks})
-                texts.append(_text(body))
+                parts = [self._shorten(part) for part in _parts(body)]
+                texts.append((parts[0], parts[1]) if len(parts) == 2 else parts[0])
             except ItemError as error:
                 out.append(error)
             else:
                 out.append(Encoded(0, {}, options))
-        encodings = iter(self._tokenize(texts))
-        for i, item in enumerate(out):
-            if isinstance(item, Encoded):
-                encoding = next(encodings)
-                out[i] = encoding if isinstance(encoding, ItemError) else self._item(encoding, item.options)
-        return out
+        encodings = iter(self._tokenizer.encode_batch_fast(texts))
+        return [self._item(next(encodings), i.options) if isinstance(i, Encoded) else i for i in out]
 
     def assemble(self, items: Sequence[Encoded], shape: Shape) -> dict[str, Array]:
         """Pad to ``shape``; spare rows repeat the first item, so that every row is a sensible one."""
@@ -68,18 +69,21 @@ class TextEncoder:
             inputs[tensor.name] = array
         return inputs
 
-    def _tokenize(self, texts: list[str | tuple[str, str]]) -> Sequence[Encoding | ItemError]:
-        try:
-            return self._tokenizer.encode_batch_fast(texts)
-        except Exception:  # noqa: BLE001 - all that the library raises
-            # One text is to blame; find it by going one by one.
-            return [self._tokenize_one(text) for text in texts]
+    def _shorten(self, text: str) -> str:
+        """Return a part of a long text that is certain to have more tokens than the model takes.
 
-    def _tokenize_one(self, text: str | tuple[str, str]) -> Encoding | ItemError:
-        try:
-            return self._tokenizer.encode_batch_fast([text])[0]
-        except Exception as error:  # noqa: BLE001 - all that the library raises
-            return ItemError(f"the text cannot be tokenized: {error}")
+        The tokenizer's work grows with a text, for a pair with the product of both, while all but the first
+        tokens are cut. The part ends at a space, or has tokens to spare behind the last one that is kept.
+        """
+        chars = self._manifest.max_length * CHARS_PER_TOKEN
+        while len(text) > chars:
+            part = text[:chars]
+            space = part.rfind(" ")
+            part = part[:space] if space > chars // 2 else part
+            if len(self._counter.encode_batch_fast([part])[0]) >= self._manifest.max_length + SPARE_TOKENS:
+                return part
+            chars *= 2
+        return text
 
     def _item(self, encoding: Encoding, options: Mapping[str, Any]) -> Encoded | ItemError:
         truncated = bool(encoding.overflowing)
@@ -102,7 +106,7 @@ def attended(items: Sequence[Encoded], sequence: int) -> Array:
     return np.arange(sequence) < lengths[:, None]
 
 
-def _text(body: Mapping[str, Any]) -> str | tuple[str, str]:
+def _parts(body: Mapping[str, Any]) -> list[str]:
     parts = []
     for name in ("text", "pair"):
         value = body.get(name)
@@ -114,4 +118,4 @@ def _text(body: Mapping[str, Any]) -> str | tuple[str, str]:
         if not value.strip():
             raise ItemError(f"'{name}' is empty", ErrorCode.EMPTY_INPUT)
         parts.append(value)
-    return (parts[0], parts[1]) if len(parts) == 2 else parts[0]
+    return parts

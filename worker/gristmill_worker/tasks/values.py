@@ -11,32 +11,60 @@ import numpy as np
 from gristmill.errors import ErrorCode
 from gristmill.wire import json_type
 from gristmill_worker.engines.base import Array
+from gristmill_worker.models.manifest import DTYPES
 from gristmill_worker.tasks.base import ItemError
 
 ENCODINGS: Final = ("json", "base64")
-DTYPES: Final = ("float32", "float64", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
 
 
 def to_value(array: Array, encoding: str) -> Any:
     """Return ``array`` for a result: nested lists, or base64 of its little-endian bytes in row order."""
+    array = np.asarray(array, order="C")
     if encoding == "json":
-        return np.ascontiguousarray(array)  # the codec writes it as lists
-    little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        return array  # the codec writes it as lists
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     data = base64.b64encode(little.tobytes()).decode("ascii")
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
 def from_value(value: Any, name: str, dtype: str) -> Array:
     """Return the array that a request gives for the input ``name``; raise :class:`ItemError`."""
-    if not isinstance(value, dict | list | int | float):
+    if isinstance(value, dict):
+        return _cast(_from_base64(value, name), name, dtype)
+    if not isinstance(value, list | int | float):
         raise ItemError(
             f"tensor {name!r} is {json_type(value)}, it has to be a list or an object with base64"
         )
+    _check_numbers(value, name)  # first: numpy makes room for as many characters as the longest string has
     try:
-        array = _from_base64(value, name) if isinstance(value, dict) else np.array(value)
-        return array.astype(dtype, casting="same_kind" if array.size else "unsafe")
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ItemError(f"tensor {name!r} cannot be read as {dtype}: {error}") from error
+        return _cast(np.array(value), name, dtype)
+    except ValueError as error:
+        raise ItemError(f"tensor {name!r} is no array: {error}") from error
+
+
+def _check_numbers(value: Any, name: str) -> None:
+    for entry in value if isinstance(value, list) else (value,):
+        if isinstance(entry, list):
+            _check_numbers(entry, name)
+        elif not isinstance(entry, int | float):
+            raise ItemError(f"tensor {name!r} holds {json_type(entry)}, it has to hold numbers only")
+
+
+def _cast(array: Array, name: str, dtype: str) -> Array:
+    """Return ``array`` as ``dtype`` if every value keeps its meaning; raise :class:`ItemError` otherwise."""
+    target = np.dtype(dtype)
+    if array.size == 0:
+        return array.astype(target)
+    kinds = {"b": "b", "i": "biu", "u": "biu"}.get(target.kind, "biuf")
+    fits = array.dtype.kind in kinds
+    if fits and target.kind in "iu":
+        limits = np.iinfo(target)
+        fits = bool(int(array.min()) >= limits.min and int(array.max()) <= limits.max)
+    with np.errstate(over="ignore"):
+        cast = array.astype(target) if fits else array
+    if not fits or (target.kind == "f" and np.isinf(cast).any() and not np.isinf(array).any()):
+        raise ItemError(f"tensor {name!r} holds values that {dtype} cannot hold")
+    return cast
 
 
 def check_finite(row: Array) -> None:
