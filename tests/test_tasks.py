@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphs import write_lookup
+from graphs import write_lookup, write_mean, write_square
 from gristmill import wire
 from gristmill.errors import ErrorCode
 from gristmill.wire import Result
@@ -18,6 +18,7 @@ from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
 from gristmill_worker.tasks.base import Encoded, ItemError, Task, make_task
+from gristmill_worker.tasks.values import from_value
 
 TEXTS = ["bread", "the miller grinds the corn", "water turns the wheel of the old mill"]
 SHAPES = [(1, 16), (4, 16), (4, 48)]
@@ -169,6 +170,8 @@ def test_tensors_go_in_and_come_out_without_their_padding(lookup: Path) -> None:
         ({"ids": [1.5]}, ErrorCode.BAD_REQUEST),
         ({"ids": [None]}, ErrorCode.BAD_REQUEST),
         ({"ids": [10**30]}, ErrorCode.BAD_REQUEST),
+        ({"ids": [2**63]}, ErrorCode.BAD_REQUEST),
+        ({"ids": [*["a"] * 1000, "x" * 500_000]}, ErrorCode.BAD_REQUEST),
         ({"ids": {"dtype": "complex64", "shape": [1], "data": ""}}, ErrorCode.BAD_REQUEST),
         ({"ids": {"dtype": "object", "shape": [1], "data": ""}}, ErrorCode.BAD_REQUEST),
         ({"ids": {"dtype": [], "shape": [1], "data": ""}}, ErrorCode.BAD_REQUEST),
@@ -186,6 +189,67 @@ def test_bad_tensors_are_one_requests_error(lookup: Path, tensors: Any, code: Er
     assert isinstance(bad, ItemError)
     assert bad.code == code
     assert isinstance(good, Encoded)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        ([1, 255], "uint8", [1, 255]),
+        ([-128], "int8", [-128]),
+        ([True, False], "bool", [True, False]),
+        ([1, 2.5], "float32", [1.0, 2.5]),
+        ([2**40], "int64", [2**40]),
+        (7, "int32", 7),
+        ([300], "int8", None),
+        ([-1], "uint8", None),
+        ([2**40], "int32", None),
+        ([2.5], "int64", None),
+        ([2], "bool", None),
+        ([1e300], "float32", None),
+    ],
+)
+def test_a_tensor_keeps_its_values_or_is_refused(value: Any, dtype: str, expected: Any) -> None:
+    if expected is None:
+        with pytest.raises(ItemError, match="cannot hold"):
+            from_value(value, "x", dtype)
+    else:
+        array = from_value(value, "x", dtype)
+        assert array.dtype == dtype
+        assert array.tolist() == expected
+
+
+def test_a_model_of_one_number_an_item(tmp_path: Path) -> None:
+    import_model(str(write_square(tmp_path / "source")), tmp_path / "model")
+    manifest = manifests.load(tmp_path / "model")
+    task = make_task(tmp_path / "model", manifest, truncate=True)
+    engine = engine_loader("onnxruntime")(tmp_path / "model", manifest, 1, [(4, 1)])
+    items = encoded(
+        task, {"tensors": {"value": 3}}, {"tensors": {"value": 0.5}, "options": {"encoding": "base64"}}
+    )
+    plain, packed = (as_json(value) for value in score(task, engine, items, (4, 1)))
+    assert plain == {"square": 9.0}
+    assert packed["square"]["shape"] == []
+
+
+def test_a_graph_that_reads_its_padding_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefusedError, match="changes when padding follows"):
+        import_model(str(write_mean(tmp_path / "source")), tmp_path / "model")
+
+
+def test_an_engines_own_error_is_ours(lookup: Path) -> None:
+    _, task, engine = load(lookup)
+    items = encoded(task, {"tensors": {"ids": [1000]}})
+    with pytest.raises(EngineError, match="onnxruntime failed"):
+        score(task, engine, items, (1, 16))
+
+
+def test_a_changed_manifest_is_refused(tiny_classifier: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_classifier, model)
+    path = model / "gristmill.json"
+    path.write_text(path.read_text("utf-8").replace('"flour"', '"grist"'), "utf-8")
+    with pytest.raises(ModelRefusedError, match=r"gristmill\.json was changed"):
+        manifests.load(model)
 
 
 def test_an_engines_outputs_belong_to_the_caller(tiny_encoder: Path) -> None:

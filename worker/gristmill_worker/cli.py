@@ -56,7 +56,7 @@ def run(config: Path | None, **flags: Any) -> int:
 
     \b
     Example:
-      gristmill-worker run configs/sentiment.yaml --redis redis://localhost:6379/0
+      gristmill-worker run configs/topics.yaml --redis redis://localhost:6379/0
     """
     try:
         from gristmill_worker.service import serve

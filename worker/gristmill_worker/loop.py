@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from queue import Queue
 from typing import Final
 
@@ -234,12 +235,14 @@ class Loop:
         What Redis refuses is stored one by one, and the one that it refuses alone as an error.
         """
         give_up = None
-        while True:
+        for attempt in count(1):
             try:
                 finished = self._source.finish(outcomes)
                 break
             except BrokerUnavailable as error:
-                if not error.retryable and not substituted:
+                # Too large a command is not answered, its connection just ends.
+                refused = not error.retryable or (attempt > 1 and self._source.reachable())
+                if refused and not substituted:
                     for outcome in outcomes:
                         single = [outcome] if len(outcomes) > 1 else [self._judge.not_stored(outcome, error)]
                         self._finish(single, substituted=len(outcomes) == 1)

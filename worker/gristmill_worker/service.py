@@ -39,6 +39,7 @@ def serve(settings: Settings) -> ExitCode:
     configure_logging(settings.log_level)
     signal_stop = _Stop()
     _bind(settings)
+    logger().info("loading", model=str(settings.model), engine=settings.engine)
     name = settings.name or process_name()
     started = time.perf_counter()
     manifest = manifests.load(settings.model)

@@ -53,6 +53,10 @@ class Source(Protocol):
         """Give up working on ``deliveries``: the next ``take`` delivers again those not finished."""
         ...
 
+    def reachable(self) -> bool:
+        """Say whether the queue's server answers at all."""
+        ...
+
     def recover(self) -> None:
         """Let the next ``take`` look for entries that a lost reply left under this worker's name."""
         ...

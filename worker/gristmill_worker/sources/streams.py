@@ -100,6 +100,13 @@ class StreamSource:
             self._in_flight.difference_update(delivery.entry_id for delivery in deliveries)
         self._recover = True
 
+    def reachable(self) -> bool:
+        """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
+        try:
+            return bool(self._redis.ping())
+        except ERRORS:
+            return False
+
     def recover(self) -> None:
         """See :meth:`~gristmill_worker.sources.base.Source.recover`."""
         self._recover = True
