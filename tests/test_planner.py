@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gristmill.errors import InputFileError
 from gristmill_worker.batching.costs import formula
-from gristmill_worker.batching.planner import Batch, plan
+from gristmill_worker.batching.planner import Batch, Planner, plan
 from gristmill_worker.batching.shapes import check_shapes, default_shapes
 from gristmill_worker.engines.base import Shape
 
@@ -17,6 +17,7 @@ SHAPES = st.lists(
     st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([4, 8, 16])), min_size=1, max_size=6, unique=True
 ).map(lambda shapes: [*shapes, (1, 16)])
 LENGTHS = st.lists(st.integers(1, 16), max_size=7)
+ANY_COSTS = st.lists(st.floats(0.1, 10.0), min_size=12, max_size=12)
 
 
 def total(batches: Sequence[Batch], cost: dict[Shape, float]) -> float:
@@ -59,6 +60,38 @@ def test_no_partition_is_cheaper(lengths: list[int], shapes: list[Shape]) -> Non
     assert total(plan(lengths, shapes, cost), cost) == pytest.approx(least_cost(lengths, shapes, cost))
 
 
+@given(LENGTHS, SHAPES, ANY_COSTS)
+def test_no_partition_is_cheaper_where_larger_shapes_cost_less(
+    lengths: list[int], shapes: list[Shape], prices: list[float]
+) -> None:
+    cost = dict(zip(sorted(set(shapes)), prices, strict=False))
+    batches = plan(lengths, shapes, cost)
+    assert sorted(i for batch in batches for i in batch.items) == list(range(len(lengths)))
+    assert total(batches, cost) == pytest.approx(least_cost(lengths, shapes, cost))
+
+
+@given(st.lists(LENGTHS, max_size=4), SHAPES)
+def test_a_planner_plans_every_window_as_if_it_were_its_first(
+    windows: list[list[int]], shapes: list[Shape]
+) -> None:
+    planner = Planner(shapes, formula(shapes))
+    assert [planner.plan(lengths) for lengths in windows] == [
+        plan(lengths, shapes, formula(shapes)) for lengths in windows
+    ]
+
+
+@given(st.integers(1, 16), SHAPES, ANY_COSTS)
+def test_a_window_of_one_takes_the_cheapest_shape_that_was_found_before(
+    length: int, shapes: list[Shape], prices: list[float]
+) -> None:
+    cost = dict(zip(sorted(set(shapes)), prices, strict=False))
+    planner = Planner(shapes, cost)
+    (batch,) = planner.plan([length])
+    assert batch.items == (0,)
+    assert cost[batch.shape] == min(cost[shape] for shape in shapes if shape[1] >= length)
+    assert planner.plan([length])[0] is batch
+
+
 @given(st.lists(st.integers(1, 512), min_size=1, max_size=300))
 def test_it_is_never_worse_than_arrival_order_or_sort_and_cut(lengths: list[int]) -> None:
     shapes = default_shapes(512)
@@ -85,6 +118,20 @@ def test_it_is_never_worse_than_arrival_order_or_sort_and_cut(lengths: list[int]
 def test_the_batch_with_the_oldest_item_comes_first(lengths: list[int], shapes: list[Shape]) -> None:
     oldest = [min(batch.items) for batch in plan(lengths, shapes, formula(shapes))]
     assert oldest == sorted(oldest)
+
+
+@given(LENGTHS, SHAPES, st.data())
+def test_the_batch_with_the_earliest_deadline_comes_first(
+    lengths: list[int], shapes: list[Shape], data: st.DataObject
+) -> None:
+    times = st.sampled_from([1.0, 2.0, 3.0, float("inf")])
+    deadlines = data.draw(st.lists(times, min_size=len(lengths), max_size=len(lengths)))
+    batches = Planner(shapes, formula(shapes)).plan(lengths, deadlines)
+    urgency = [(min(deadlines[i] for i in batch.items), min(batch.items)) for batch in batches]
+    assert urgency == sorted(urgency)
+    assert sorted(batches, key=lambda batch: batch.items) == sorted(
+        plan(lengths, shapes, formula(shapes)), key=lambda batch: batch.items
+    )
 
 
 def test_an_empty_window_needs_no_batch() -> None:

@@ -12,26 +12,13 @@ import gristmill
 from gristmill import console
 from gristmill.errors import InputFileError
 from gristmill_worker.models.cli import model
+from gristmill_worker.tune_cli import cpu_list, tune
 
 
 @click.group(epilog=console.EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(gristmill.__version__, prog_name="gristmill-worker")
 def cli() -> None:
     """Serve a queue with a model on this machine's CPUs; make model directories."""
-
-
-def _cores(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Read a CPU list as taskset and cpusets write it: 0,2-3."""
-    if value is None:
-        return None
-    cores: list[int] = []
-    try:
-        for part in value.split(","):
-            first, _, last = part.partition("-")
-            cores.extend(range(int(first), int(last or first) + 1))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a CPU list such as 0,2-3") from None
-    return tuple(cores)
 
 
 @cli.command()
@@ -44,7 +31,7 @@ def _cores(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--name", help="Worker name, unique among all workers of the queue.")
 @click.option("--engine", help="Engine to run the model on.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine.")
-@click.option("--cores", callback=_cores, metavar="LIST", help="CPUs to run on, e.g. 0,2-3.")
+@click.option("--cores", callback=cpu_list, metavar="LIST", help="CPUs to run on, e.g. 0,2-3.")
 @click.option("--lease-s", type=click.FloatRange(min=1), help="Silence after which others take over.")
 @click.option("--log-level", help="debug, info, warning or error.")
 def run(config: Path | None, **flags: Any) -> int:
@@ -69,6 +56,7 @@ def run(config: Path | None, **flags: Any) -> int:
 
 
 cli.add_command(model)
+cli.add_command(tune)
 
 
 def main() -> NoReturn:

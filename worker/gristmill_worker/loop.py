@@ -6,6 +6,7 @@ thus never waits for Redis or the tokenizer while there is work; one window runs
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,10 +18,11 @@ from typing import Final
 
 from gristmill.errors import BrokerUnavailable, ErrorCode
 from gristmill_worker.batching.linger import drain
-from gristmill_worker.batching.planner import plan
+from gristmill_worker.batching.planner import Planner
+from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.engines.base import Array, Engine, Shape
 from gristmill_worker.jobs import BatchRun, Job, Judge
-from gristmill_worker.settings import Settings
+from gristmill_worker.settings import BatchSettings
 from gristmill_worker.sources.base import Delivery, Outcome, Source
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
 from gristmill_worker.telemetry import Counters, logger
@@ -57,17 +59,17 @@ class Loop:
         source: Source,
         engine: Engine,
         task: Task,
-        settings: Settings,
-        *,
-        costs: dict[Shape, float],
+        batch: BatchSettings,
+        sizing: Sizing,
         judge: Judge,
         stop: threading.Event,
     ) -> None:
         self._source = source
         self._engine = engine
         self._task = task
-        self._batch = settings.batch
-        self._costs = costs
+        self._batch = batch
+        self._planner = Planner(engine.shapes, sizing.costs)
+        self._lengths = sizing.lengths
         self._judge = judge
         self._stop = stop
         self._outage = ""  # the last error of Redis that was logged
@@ -139,10 +141,7 @@ class Loop:
                     job.item = item
                     good.append(job)
             with self.counters.stage("plan"):
-                batches += [
-                    self._assemble([good[i] for i in planned.items], planned.shape)
-                    for planned in plan([job.item.length for job in good], self._engine.shapes, self._costs)
-                ]
+                batches += self._plan(good)
         if refused:
             self._ran.put(refused)
         return batches
@@ -161,6 +160,15 @@ class Loop:
         for job in jobs:
             job.encode_ms = (time.perf_counter() - started) * 1000
         return items
+
+    def _plan(self, jobs: Sequence[Job]) -> list[_Batch]:
+        if not jobs:
+            return []
+        lengths = [job.item.length for job in jobs]
+        self._lengths.add(lengths)
+        deadlines = [job.request.deadline_ms or math.inf for job in jobs]
+        planned = self._planner.plan(lengths, deadlines)
+        return [self._assemble([jobs[i] for i in batch.items], batch.shape) for batch in planned]
 
     def _assemble(self, jobs: list[Job], shape: Shape) -> _Batch:
         return _Batch(jobs, shape, self._task.assemble([job.item for job in jobs], shape))

@@ -14,8 +14,7 @@ from typing import Final
 
 from gristmill.core import process_name
 from gristmill.errors import BrokerUnavailable, ExitCode, InputFileError
-from gristmill_worker.batching.costs import formula
-from gristmill_worker.batching.shapes import check_shapes, default_shapes
+from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.engines.base import Engine, engine_loader
 from gristmill_worker.jobs import Judge
 from gristmill_worker.loop import Loop
@@ -37,14 +36,16 @@ def serve(settings: Settings) -> ExitCode:
     Raises InputFileError for a model or setting that cannot be used, BrokerUnavailable for a refused login.
     """
     configure_logging(settings.log_level)
-    signal_stop = _Stop()
+    stop = _Stop()
     _bind(settings)
-    logger().info("loading", model=str(settings.model), engine=settings.engine)
     name = settings.name or process_name()
+    logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
     manifest = manifests.load(settings.model)
     task = make_task(settings.model, manifest, truncate=settings.truncate)
-    engine = _load(settings, manifest)
+    load = engine_loader(settings.engine)
+    sizing = Sizing.of(settings, manifest)
+    engine = load(settings.model, manifest, settings.threads, sizing.shapes)
     logger().info(
         "engine_ready",
         worker=name,
@@ -54,25 +55,31 @@ def serve(settings: Settings) -> ExitCode:
         precision=engine.precision,
         threads=settings.threads,
         shapes=len(engine.shapes),
+        costs="measured" if sizing.measured else "by formula: 'gristmill-worker tune' measures this CPU",
         seconds=round(time.perf_counter() - started, 2),
     )
     source = StreamSource(
+        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
+    )
+    limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
+    judge = Judge(name, manifest.id, **limits)
+    loop = Loop(source, engine, task, settings.batch, sizing, judge, stop.event)
+    about = _about(name, settings, manifest, engine)
+    pulse = Pulse(
+        source,
         settings.redis,
-        settings.queue,
-        name,
-        lease_s=settings.lease_s,
-        result_ttl_s=settings.result_ttl_s,
+        settings.lease_s,
+        lambda: about | {key: str(value) for key, value in loop.counters.snapshot().items()},
     )
-    judge = Judge(
-        name,
-        manifest.id,
-        max_deliveries=settings.max_deliveries,
-        max_body_bytes=settings.max_body_bytes,
-    )
-    loop = Loop(
-        source, engine, task, settings, costs=formula(engine.shapes), judge=judge, stop=signal_stop.event
-    )
-    about = {
+    _serve(loop, pulse, sizing, stop)
+    source.leave()
+    engine.close()
+    logger().info("stopped", worker=name, **loop.counters.snapshot())
+    return ExitCode.OK
+
+
+def _about(name: str, settings: Settings, manifest: Manifest, engine: Engine) -> dict[str, str]:
+    return {
         "name": name,
         "host": socket.gethostname(),
         "pid": str(os.getpid()),
@@ -84,17 +91,6 @@ def serve(settings: Settings) -> ExitCode:
         "model": manifest.id,
         "task": manifest.task,
     }
-    pulse = Pulse(
-        source,
-        settings.redis,
-        settings.lease_s,
-        lambda: about | {key: str(value) for key, value in loop.counters.snapshot().items()},
-    )
-    _serve(loop, pulse, signal_stop)
-    source.leave()
-    engine.close()
-    logger().info("stopped", worker=name, **loop.counters.snapshot())
-    return ExitCode.OK
 
 
 def _bind(settings: Settings) -> None:
@@ -109,15 +105,6 @@ def _bind(settings: Settings) -> None:
             raise InputFileError(
                 f"cores: {list(settings.cores)} cannot be used ({error}); this process may use {allowed}"
             ) from error
-
-
-def _load(settings: Settings, manifest: Manifest) -> Engine:
-    configured = settings.batch.shapes
-    if configured is not None:
-        shapes = check_shapes(configured, manifest.max_length)
-    else:
-        shapes = default_shapes(manifest.max_length, settings.batch.max_tokens)
-    return engine_loader(settings.engine)(settings.model, manifest, settings.threads, shapes)
 
 
 class _Stop:
@@ -139,7 +126,7 @@ class _Stop:
         os.write(sys.stderr.fileno(), b'{"event": "draining", "signal": %d}\n' % number)
 
 
-def _serve(loop: Loop, pulse: Pulse, stop: _Stop) -> None:
+def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, stop: _Stop) -> None:
     """Run the loop beside this thread, which thus stays free for signals whatever the engine does."""
     failure: list[BaseException] = []
 
@@ -156,6 +143,7 @@ def _serve(loop: Loop, pulse: Pulse, stop: _Stop) -> None:
     while thread.is_alive():
         # The kernel may hand a signal to any thread; the main one runs the handlers, but has to wake up.
         thread.join(WAKE_S)
+        sizing.advise()
     pulse.stop()
     if failure:
         if isinstance(failure[0], BrokerUnavailable):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gristmill_worker.engines.base import Shape
+
+_Choice = tuple[int, float, Shape]  # batch size, cost of one batch, its shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,52 +20,80 @@ class Batch:
     shape: Shape
 
 
-def plan(lengths: Sequence[int], shapes: Sequence[Shape], cost: Mapping[Shape, float]) -> list[Batch]:
-    """Return the batches of least total ``cost`` that hold every item once, the oldest item's batch first.
+class Planner:
+    """Plans windows for one set of shapes and costs. Immutable: all that windows share is computed here.
 
-    ``lengths`` are the items' sizes along the sequence dimension, in order of age; ``cost`` is the time of
-    one batch of each shape. Sorted by length, an optimal partition is contiguous (a longer item never makes a
-    shorter one's batch cheaper), so a dynamic programme over prefixes finds it. Raises ValueError for an item
-    that fits no shape.
+    ``cost`` is the time of one batch of each shape, in any unit.
     """
-    choices = _Choices(shapes, cost)
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    best = [0.0]  # best[i]: least cost of the i shortest items
-    last: list[Shape] = []  # last[i - 1]: the shape that holds item i there
-    for count, item in enumerate(order, 1):
-        # A batch of b takes all b items before it if there are so many: fewer would never be cheaper.
-        total, shape = min(
-            (best[max(0, count - batch)] + price, shape)
-            for batch, price, shape in choices.fitting(lengths[item])
-        )
-        best.append(total)
-        last.append(shape)
-    batches = []
-    end = len(order)
-    while end > 0:
-        start = max(0, end - last[end - 1][0])
-        batches.append(Batch(tuple(sorted(order[start:end])), last[end - 1]))
-        end = start
-    return sorted(batches, key=lambda batch: batch.items[0])
-
-
-class _Choices:
-    """For each length, the cheapest shape of every batch size."""
 
     def __init__(self, shapes: Sequence[Shape], cost: Mapping[Shape, float]) -> None:
-        self._sequences = sorted({sequence for _, sequence in shapes})
-        self._fitting: list[list[tuple[int, float, Shape]]] = []
-        for smallest in self._sequences:
-            cheapest: dict[int, tuple[float, Shape]] = {}
-            for shape in shapes:
-                if shape[1] >= smallest:
-                    offer = (cost[shape], shape)
-                    cheapest[shape[0]] = min(offer, cheapest.get(shape[0], offer))
-            self._fitting.append([(batch, *offer) for batch, offer in cheapest.items()])
+        sequences = sorted({sequence for _, sequence in shapes})
+        self.max_length: Final = sequences[-1]
+        self._choices: Final[list[tuple[_Choice, ...]]] = []  # by an item's length, which starts at 0
+        self._alone: Final[list[Batch]] = []
+        for sequence in sequences:
+            choices = _choices(shapes, cost, sequence)
+            alone = Batch((0,), min(choices, key=lambda choice: choice[1])[2])
+            lengths = range(len(self._choices), sequence + 1)
+            self._choices.extend(choices for _ in lengths)
+            self._alone.extend(alone for _ in lengths)
 
-    def fitting(self, length: int) -> list[tuple[int, float, Shape]]:
-        """Return (batch, cost, shape) of the shapes that hold an item of ``length``."""
-        at = bisect_left(self._sequences, length)
-        if at == len(self._sequences):
-            raise ValueError(f"no shape holds an item of length {length}")
-        return self._fitting[at]
+    def plan(self, lengths: Sequence[int], deadlines: Sequence[float] | None = None) -> list[Batch]:
+        """Return the batches of least total cost that hold every item once, in the order to run them.
+
+        ``lengths`` are the items' sizes along the sequence dimension, in order of age. The batch with the
+        earliest of ``deadlines`` (any clock; inf for none) comes first, then the one with the oldest item.
+        Raises ValueError for an item that fits no shape.
+
+        Method: sorted by length, an optimal partition is contiguous (a longer item never makes a shorter
+        one's batch cheaper), so a dynamic programme over prefixes finds it. A batch takes all items before
+        its longest one that it has room for: leaving some out is never cheaper.
+        """
+        if not lengths:
+            return []
+        if (longest := max(lengths)) > self.max_length:
+            raise ValueError(f"no shape holds an item of length {longest}")
+        if len(lengths) == 1:
+            return [self._alone[lengths[0]]]
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        batches = []
+        end = len(order)
+        held_by = self._cheapest([lengths[item] for item in order])
+        while end > 0:
+            shape = held_by[end - 1]
+            start = max(0, end - shape[0])
+            batches.append(Batch(tuple(sorted(order[start:end])), shape))
+            end = start
+        if deadlines is None:
+            return sorted(batches, key=lambda batch: batch.items[0])
+        return sorted(batches, key=lambda batch: (min(deadlines[i] for i in batch.items), batch.items[0]))
+
+    def _cheapest(self, ascending: Sequence[int]) -> list[Shape]:
+        """Return the shape that holds item i where the items up to i are batched at the least cost."""
+        best = [0.0]  # best[i]: least cost of the first i items
+        held_by: list[Shape] = []
+        shape: Shape = (0, 0)
+        for end, length in enumerate(ascending, 1):
+            least = math.inf
+            for batch, price, candidate in self._choices[length]:
+                total = price + best[end - batch] if batch < end else price
+                if total < least:
+                    least, shape = total, candidate
+            best.append(least)
+            held_by.append(shape)
+        return held_by
+
+
+def plan(lengths: Sequence[int], shapes: Sequence[Shape], cost: Mapping[Shape, float]) -> list[Batch]:
+    """Plan one window; see :meth:`Planner.plan`."""
+    return Planner(shapes, cost).plan(lengths) if lengths else []
+
+
+def _choices(shapes: Sequence[Shape], cost: Mapping[Shape, float], sequence: int) -> tuple[_Choice, ...]:
+    """Return the shapes that hold ``sequence``, without those that a larger and no dearer batch replaces."""
+    fitting = [(batch, cost[batch, other], (batch, other)) for batch, other in shapes if other >= sequence]
+    kept: list[_Choice] = []
+    for choice in sorted(fitting, key=lambda choice: (-choice[0], choice[1], choice[2])):
+        if not kept or choice[1] < kept[-1][1]:
+            kept.append(choice)
+    return tuple(reversed(kept))

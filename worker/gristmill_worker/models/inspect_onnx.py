@@ -217,7 +217,7 @@ class Probe:
             found, expected = padded[tensor.name][_first(tensor, size)], bare[tensor.name]
             if not np.allclose(found, expected, rtol=_PADDING_TOLERANCE, atol=_PADDING_TOLERANCE):
                 raise ModelRefusedError(
-                    f"output {tensor.name!r} of an item changes when padding follows the item: give the model "
+                    f"output {tensor.name!r} of an item changes when padding follows it: give the model "
                     "an attention_mask that it honours, or export it with a fixed sequence"
                 )
 

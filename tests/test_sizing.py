@@ -1,0 +1,74 @@
+"""Where a worker's shapes and costs come from."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Workers
+
+from gristmill import Client
+from gristmill.errors import InputFileError
+from gristmill_worker.batching import sizing as sizing_module
+from gristmill_worker.batching.cost_table import CostTable, Measurement, cost_key, save_costs
+from gristmill_worker.batching.sizing import Sizing
+from gristmill_worker.models import manifest as manifests
+from gristmill_worker.settings import BatchSettings, Settings
+
+SHAPES = ((1, 16), (8, 16), (1, 48))
+
+
+def tuned(model: Path, folder: Path) -> Path:
+    """Return a copy of ``model`` with costs as ``tune`` stores them: a second a token, no cost of a call."""
+    copy = folder / "model"
+    shutil.copytree(model, copy)
+    manifest = manifests.load(copy)
+    measurements = tuple(Measurement(shape=shape, seconds=shape[0] * shape[1], runs=3) for shape in SHAPES)
+    key = cost_key("onnxruntime", manifest.precision, 1, manifest.digest)
+    save_costs(copy, CostTable(key=key, measurements=measurements, shapes=SHAPES))
+    return copy
+
+
+def sizing(model: Path, **batch: object) -> Sizing:
+    settings = Settings(queue="q", model=model, batch=BatchSettings.model_validate(batch))
+    return Sizing.of(settings, manifests.load(model))
+
+
+def test_settings_go_before_what_tune_chose_before_the_grid(tiny_classifier: Path, tmp_path: Path) -> None:
+    model = tuned(tiny_classifier, tmp_path)
+    assert list(sizing(model, shapes=[[2, 48]]).shapes) == [(2, 48)]
+    assert set(sizing(model).shapes) == set(SHAPES)
+    assert sizing(model).measured
+    grid = sizing(tiny_classifier)
+    assert len(grid.shapes) > len(SHAPES)
+    assert not grid.measured
+    with pytest.raises(InputFileError, match=r"\[1, 48\]"):
+        sizing(model, shapes=[[2, 16]])
+
+
+def test_a_worker_uses_what_tune_stored(
+    client: Client, workers: Workers, queue: str, tiny_classifier: Path, tmp_path: Path
+) -> None:
+    workers.start(tuned(tiny_classifier, tmp_path))
+    ready = json.loads(workers.log().read_text().splitlines()[1])
+    assert (ready["event"], ready["shapes"], ready["costs"]) == ("engine_ready", 3, "measured")
+    results = client.score_many(queue, ["bread"] * 20)
+    shapes = {tuple(result.batch["shape"]) for result in results if result.batch}
+    assert shapes <= set(SHAPES)
+
+
+def test_a_worker_says_when_other_shapes_would_save_a_tenth(
+    tiny_classifier: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sizing_module, "ADVISE_EVERY_S", -1.0)
+    made = sizing(tuned(tiny_classifier, tmp_path))
+    made.lengths.add([30] * 5000)  # all of them padded to 48
+    made.advise()
+    assert "other_shapes_are_better" in capsys.readouterr().out
+    fitting = sizing(tmp_path / "model", shapes=[[1, 32], [1, 48]])
+    fitting.lengths.add([32] * 5000)
+    fitting.advise()
+    assert "other_shapes_are_better" not in capsys.readouterr().out

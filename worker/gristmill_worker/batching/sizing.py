@@ -1,0 +1,81 @@
+"""A worker's shapes and their costs, and whether others would suit the texts that it sees."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from gristmill_worker.batching.cost_table import cost_key, load_costs
+from gristmill_worker.batching.costs import costs_for
+from gristmill_worker.batching.shapes import (
+    LengthCounter,
+    better_shapes,
+    candidate_shapes,
+    check_shapes,
+    default_shapes,
+)
+from gristmill_worker.engines.base import Shape
+from gristmill_worker.models.manifest import Manifest
+from gristmill_worker.settings import Settings
+from gristmill_worker.telemetry import logger
+
+ADVISE_EVERY_S: Final = 600.0
+
+
+@dataclass(slots=True)
+class Sizing:
+    """``shapes`` are those of the settings, else those that ``tune`` chose on this CPU, else a grid.
+
+    ``costs`` holds them and ``candidates``; in seconds if ``measured``.
+    """
+
+    shapes: Sequence[Shape]
+    candidates: Sequence[Shape]
+    costs: Mapping[Shape, float]
+    measured: bool
+    max_length: int
+    window: int
+    lengths: LengthCounter = field(init=False)
+    _advise_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lengths = LengthCounter(self.max_length)
+        self._advise_at = time.monotonic() + ADVISE_EVERY_S
+
+    @classmethod
+    def of(cls, settings: Settings, manifest: Manifest) -> Self:
+        """Return the sizing for one model on this CPU; raises InputFileError for unusable shapes."""
+        batch = settings.batch
+        key = cost_key(settings.engine, manifest.precision, settings.threads, manifest.digest)
+        candidates = candidate_shapes(manifest.max_length, batch.max_tokens)
+        table = load_costs(settings.model, key)
+        chosen = batch.shapes or (table.shapes if table is not None else ())
+        if chosen:
+            shapes = check_shapes(chosen, manifest.max_length)
+        else:
+            shapes = default_shapes(manifest.max_length, batch.max_tokens)
+        costs, origin = costs_for(settings.model, key, sorted({*shapes, *candidates}))
+        return cls(shapes, candidates, costs, origin == "measured", manifest.max_length, batch.max_items)
+
+    def advise(self) -> None:
+        """Now and then, say when other shapes would save a tenth of the time; takes about a second then."""
+        if not self.measured or time.monotonic() < self._advise_at:
+            return
+        self._advise_at = time.monotonic() + ADVISE_EVERY_S
+        suggestion = better_shapes(
+            self.lengths,
+            self.shapes,
+            self.candidates,
+            self.costs,
+            max_length=self.max_length,
+            window=self.window,
+        )
+        if suggestion is not None:
+            logger().warning(
+                "other_shapes_are_better",
+                saving=round(suggestion.saving, 3),
+                hint="set batch.shapes, or run 'gristmill-worker tune' with --texts",
+                shapes=[list(shape) for shape in suggestion.shapes],
+            )

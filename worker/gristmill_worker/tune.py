@@ -1,0 +1,229 @@
+"""``gristmill-worker tune``: measures a model on this CPU and recommends how to run it."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from gristmill.bulk.readers import file_format, open_reader
+from gristmill.errors import InputFileError, InvalidRequestError
+from gristmill_worker.batching.cost_table import (
+    CostKey,
+    CostTable,
+    Measurement,
+    check_writable,
+    cost_key,
+    save_costs,
+)
+from gristmill_worker.batching.costs import Costs, fit, fit_error
+from gristmill_worker.batching.shapes import candidate_shapes, default_shapes
+from gristmill_worker.engines.base import Shape, engine_loader
+from gristmill_worker.models import manifest as manifests
+from gristmill_worker.models.manifest import Manifest
+from gristmill_worker.tasks.base import Encoded, make_task
+from gristmill_worker.tune_advice import WINDOWS, Advisor, Recommendation
+from gristmill_worker.tune_measure import (
+    CHEAP_SWITCHING,
+    COMPARED_CORES,
+    OpenEngine,
+    Say,
+    ThreadRow,
+    Timings,
+    bound,
+    compare_threads,
+    measure,
+)
+
+SAMPLE: Final = 4096  # lengths that sets of shapes are judged by
+_FEW: Final = 16  # shapes at most where a change of shape is dear
+_MANY: Final = 32
+_MAX_ROWS: Final = 20_000  # of a file of texts
+_COMPARING: Final = 0.2  # share of the time for threads against engines
+_SHORTEST: Final = 5  # words of a paragraph
+_SEED: Final = 11
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """What ``tune`` is asked to do. ``cores`` None: all that this process may use."""
+
+    model: Path
+    engine: str = "onnxruntime"
+    cores: tuple[int, ...] | None = None
+    threads: int = 1
+    texts: Path | None = None  # None: paragraphs of Python's documentation
+    text_column: str = "text"
+    seconds: float = 150.0  # for measuring
+    max_shapes: int | None = None
+    latency_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured and what follows."""
+
+    key: CostKey
+    cores: tuple[int, ...]
+    lengths: tuple[int, ...]  # of the texts, in tokens
+    texts: str  # where they come from
+    costs: Costs  # of all candidates
+    fit_error: float  # median relative error of fitted costs
+    passes: int
+    measuring_s: float
+    switching_alone: float | None  # share that a change of shape adds to batches of one
+    switching: float | None  # and to larger batches
+    default_shapes: int  # that a worker uses without any configuration
+    default_efficiency: float  # cost without any padding / planned cost, in windows of 256
+    by_count: Mapping[int, float]  # efficiency of the best set of so many shapes
+    by_window: Mapping[int, float]  # texts/s of one worker by texts in a window, with the chosen shapes
+    threads: tuple[ThreadRow, ...]
+    recommendations: tuple[Recommendation, ...]
+    table: Path
+
+
+def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
+    """Measure, store the table of costs beside the model, and recommend.
+
+    Raises InputFileError for a model, texts or cores that cannot be used, and before measuring where the
+    table could not be stored.
+    """
+    manifest = manifests.load(options.model)
+    check_writable(options.model)
+    cores = options.cores or tuple(sorted(os.sched_getaffinity(0)))
+    if options.threads > len(cores):
+        raise InputFileError(f"{options.threads} threads need as many cores, there are {len(cores)}")
+    lengths = text_lengths(options, manifest)
+    load = engine_loader(options.engine)
+    precision = manifest.precision
+
+    def open_engine(threads: int, shapes: Sequence[Shape]) -> Any:
+        nonlocal precision
+        engine = load(options.model, manifest, threads, shapes)
+        precision = engine.precision
+        return engine
+
+    started = time.monotonic()
+    several = len(cores) > 1
+    candidates = candidate_shapes(manifest.max_length)
+    with bound(cores[: options.threads]):
+        timings = measure(
+            open_engine,
+            manifest.inputs,
+            candidates,
+            threads=options.threads,
+            seconds=options.seconds * (1 - _COMPARING * several),
+            say=say,
+        )
+    rows = (
+        _compare(open_engine, manifest, lengths, cores, options.seconds * _COMPARING, say) if several else []
+    )
+    measuring_s = time.monotonic() - started
+    key = cost_key(options.engine, precision, options.threads, manifest.digest)
+    table = _table(key, timings)
+    say("choosing shapes")
+    costs = fit(table.measured, candidates)
+    advisor = Advisor(lengths, costs.seconds, manifest.max_length, options.max_shapes or _limit(timings))
+    sets = advisor.by_count()
+    shapes = advisor.fewest(sets)
+    path = save_costs(options.model, table.model_copy(update={"shapes": tuple(shapes)}))
+    advice = [advisor.for_throughput(shapes, options.threads, len(cores), rows)]
+    if options.latency_ms is not None:
+        advice.append(advisor.for_latency(options.latency_ms, options.threads, len(cores), rows))
+    return Report(
+        key=key,
+        cores=cores,
+        lengths=tuple(lengths),
+        texts=str(options.texts or "paragraphs of Python's documentation"),
+        costs=costs,
+        fit_error=fit_error(table.measured),
+        passes=timings.passes,
+        measuring_s=measuring_s,
+        switching_alone=timings.switching(alone=True),
+        switching=timings.switching(alone=False),
+        default_shapes=len(default_shapes(manifest.max_length)),
+        default_efficiency=advisor.efficiency(default_shapes(manifest.max_length)),
+        by_count={count: advisor.efficiency(chosen) for count, chosen in sets.items()},
+        by_window={window: advisor.texts_per_s(shapes, window) for window in WINDOWS},
+        threads=tuple(rows),
+        recommendations=tuple(advice),
+        table=path,
+    )
+
+
+def _limit(timings: Timings) -> int:
+    """Return how many shapes to use at most: few where going from one to another takes time."""
+    changes = (timings.switching(alone=True), timings.switching(alone=False))
+    return _MANY if all(change is None or change < CHEAP_SWITCHING for change in changes) else _FEW
+
+
+def text_lengths(options: TuneOptions, manifest: Manifest) -> list[int]:
+    """Return the lengths in tokens of the texts, repeated or thinned out to SAMPLE and shuffled."""
+    if manifest.task == "tensors":
+        raise InputFileError(f"{manifest.name} takes tensors: only models that take text can be tuned")
+    if options.texts is None:
+        texts = list(documentation())
+    else:
+        texts = list(islice(_column(options.texts, options.text_column), _MAX_ROWS))
+    task = make_task(options.model, manifest, truncate=True)
+    items = task.encode([{"text": text} for text in texts])
+    found = [item.length for item in items if isinstance(item, Encoded)]
+    if not found:
+        raise InputFileError(f"{options.texts} has no text in the column {options.text_column!r}")
+    rng = random.Random(_SEED)  # noqa: S311 - a sample
+    rng.shuffle(found)
+    lengths = [found[at % len(found)] for at in range(SAMPLE)]
+    rng.shuffle(lengths)
+    return lengths
+
+
+def documentation() -> Iterator[str]:
+    """Yield paragraphs of the language reference that every Python carries for ``help()``."""
+    from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte
+
+    blocks = (" ".join(block.split()) for text in topics.values() for block in re.split(r"\n\s*\n", text))
+    return (block for block in dict.fromkeys(blocks) if len(block.split()) >= _SHORTEST)
+
+
+def _column(path: Path, column: str) -> Iterator[str]:
+    with open_reader(path, file_format(path)) as reader:
+        for row in reader:
+            try:
+                yield row.text(column)
+            except InvalidRequestError:
+                continue  # a row without a text has no length
+
+
+def _table(key: CostKey, timings: Timings) -> CostTable:
+    return CostTable(
+        key=key,
+        measurements=tuple(
+            Measurement(shape=shape, seconds=seconds, runs=timings.runs(shape))
+            for shape, seconds in sorted(timings.seconds().items())
+        ),
+    )
+
+
+def _compare(
+    open_engine: OpenEngine,
+    manifest: Manifest,
+    lengths: Sequence[int],
+    cores: Sequence[int],
+    seconds: float,
+    say: Say,
+) -> list[ThreadRow]:
+    """Compare threads with engines at a usual and a long text, alone and in a batch."""
+    usual, long = (int(np.ceil(np.percentile(lengths, percent) / 8)) * 8 for percent in (50, 95))
+    usual, long = min(usual, manifest.max_length), min(long, manifest.max_length)
+    shapes = sorted({(1, usual), (8, usual), (1, long)})
+    return compare_threads(
+        open_engine, manifest.inputs, shapes, cores[:COMPARED_CORES], seconds=seconds, say=say
+    )
