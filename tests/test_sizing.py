@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Workers
+from structlog.testing import capture_logs
 
+from conftest import Workers
 from gristmill import Client
 from gristmill.errors import InputFileError
 from gristmill_worker.batching import sizing as sizing_module
@@ -58,17 +59,19 @@ def test_a_worker_uses_what_tune_stored(
 
 
 def test_a_worker_says_when_other_shapes_would_save_a_tenth(
-    tiny_classifier: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sizing_module, "ADVISE_EVERY_S", -1.0)
-    made = sizing(tuned(tiny_classifier, tmp_path))
-    made.lengths.add([30] * 5000)  # all of them padded to 48
-    made.advise()
-    assert "other_shapes_are_better" in capsys.readouterr().out
-    fitting = sizing(tmp_path / "model", shapes=[[1, 32], [1, 48]])
-    fitting.lengths.add([32] * 5000)
-    fitting.advise()
-    assert "other_shapes_are_better" not in capsys.readouterr().out
+    model = tuned(tiny_classifier, tmp_path)
+    with capture_logs() as logs:
+        for made in (sizing(model), sizing(tiny_classifier)):
+            made.lengths.add([30] * 5000)  # all of them padded to 48
+            made.advise()
+    (advice,) = logs  # without measured costs there is none
+    assert advice["event"] == "other_shapes_are_better"
+    assert advice["saving"] >= 0.1
+    with capture_logs() as logs:
+        made = sizing(model, shapes=advice["shapes"])
+        made.lengths.add([30] * 5000)
+        made.advise()
+    assert logs == []
