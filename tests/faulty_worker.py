@@ -28,10 +28,10 @@ def run(self: onnxruntime.OnnxRuntimeEngine, inputs: Mapping[str, Array]) -> dic
     return _run(self, inputs)
 
 
-def encode(self: TextEncoder, bodies: Sequence[Mapping[str, Any]], checks: Mapping[str, Any]) -> Any:
+def encode(self: TextEncoder, bodies: Sequence[Mapping[str, Any]]) -> Any:
     if any("explode" in str(body.get("text")) for body in bodies):
         raise RuntimeError("the tokenizer is broken")
-    return _encode(self, bodies, checks)
+    return _encode(self, bodies)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import click
 import gristmill
 from gristmill import console
 from gristmill.errors import InputFileError
+from gristmill_worker.bench_cli import bench
 from gristmill_worker.models.cli import model
 from gristmill_worker.tune_cli import cpu_list, tune
 
@@ -57,6 +58,7 @@ def run(config: Path | None, **flags: Any) -> int:
 
 cli.add_command(model)
 cli.add_command(tune)
+cli.add_command(bench)
 
 
 def main() -> NoReturn:

@@ -29,6 +29,7 @@ from gristmill_worker.telemetry import Counters, logger
 
 BACKOFF_S: Final = 0.1, 2.0
 LAST_TRY_S: Final = 5.0  # for storing results after the stop signal while Redis is away
+FINISHED_TOGETHER: Final = 256  # requests
 HELD_WINDOWS: Final = 2  # one runs, one is spare
 
 
@@ -76,7 +77,7 @@ class Loop:
         self._gave_up = False  # on storing results, after the stop signal
         self._slots = threading.Semaphore(HELD_WINDOWS)
         self._planned: Queue[list[_Batch] | None] = Queue()  # bounded by the slots
-        self._ran: Queue[_Ran | list[Outcome] | None] = Queue(maxsize=1)
+        self._ran: Queue[_Ran | list[Outcome] | None] = Queue(maxsize=8)
         self.counters = Counters()
 
     def run(self) -> None:
@@ -157,8 +158,9 @@ class Loop:
                 return [item for job in jobs for item in self._encode([job])]
             logger().warning("request_failed", id=jobs[0].request.id, error=str(error))
             return [ItemError(f"the request cannot be encoded: {error}")]
+        encode_ms = (time.perf_counter() - started) * 1000
         for job in jobs:
-            job.encode_ms = (time.perf_counter() - started) * 1000
+            job.encode_ms = encode_ms
         return items
 
     def _plan(self, jobs: Sequence[Job]) -> list[_Batch]:
@@ -213,10 +215,23 @@ class Loop:
     # The third thread: finish
 
     def _finish_batches(self) -> None:
-        while (ran := self._ran.get()) is not None:
-            held = ran.jobs if isinstance(ran, _Ran) else ran
-            with self._redelivered_on_error([each.delivery for each in held]), self.counters.stage("finish"):
-                self._finish(self._decode(ran) if isinstance(ran, _Ran) else ran)
+        more = True
+        while more:
+            ran = self._ran.get()
+            outcomes: list[Outcome] = []
+            with self.counters.stage("finish"):
+                # All that is ready goes in one step: small batches cost more to store than to run.
+                while ran is not None:
+                    held = ran.jobs if isinstance(ran, _Ran) else ran
+                    with self._redelivered_on_error([each.delivery for each in held]):
+                        outcomes += self._decode(ran) if isinstance(ran, _Ran) else ran
+                    if len(outcomes) >= FINISHED_TOGETHER or self._ran.empty():
+                        break
+                    ran = self._ran.get()
+                if outcomes:
+                    with self._redelivered_on_error([outcome.delivery for outcome in outcomes]):
+                        self._finish(outcomes)
+            more = ran is not None
 
     def _decode(self, ran: _Ran) -> list[Outcome]:
         if ran.outputs is None:

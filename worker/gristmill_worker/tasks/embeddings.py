@@ -12,7 +12,7 @@ from gristmill_worker.engines.base import Array, Shape
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
 from gristmill_worker.tasks.text import TextEncoder, attended
-from gristmill_worker.tasks.values import ENCODINGS, check_finite, to_value
+from gristmill_worker.tasks.values import ENCODINGS, finite_rows, invalid_output, to_value
 
 OPTION_CHECKS: Final = {"encoding": lambda value: value in ENCODINGS}
 
@@ -21,24 +21,21 @@ class Embeddings:
     """See :class:`~gristmill_worker.tasks.base.Task`; a value is a list of floats, or base64 float32."""
 
     def __init__(self, model_dir: Path, manifest: Manifest, *, truncate: bool) -> None:
-        self._encoder = TextEncoder(model_dir, manifest, truncate=truncate)
+        self._encoder = TextEncoder(model_dir, manifest, OPTION_CHECKS, truncate=truncate)
         self._manifest = manifest
 
     def encode(self, bodies: Sequence[Mapping[str, Any]]) -> list[Encoded | ItemError]:
-        return self._encoder.encode(bodies, OPTION_CHECKS)
+        return self._encoder.encode(bodies)
 
     def assemble(self, items: Sequence[Encoded], shape: Shape) -> dict[str, Array]:
         return self._encoder.assemble(items, shape)
 
     def decode(self, outputs: Mapping[str, Array], items: Sequence[Encoded]) -> list[Any]:
-        values: list[Any] = []
-        for row, item in zip(self.vectors(outputs, items), items, strict=True):
-            try:
-                check_finite(row)
-                values.append(to_value(row, item.options.get("encoding", "json")))
-            except ItemError as error:
-                values.append(error)
-        return values
+        vectors = self.vectors(outputs, items)
+        return [
+            to_value(row, item.options.get("encoding", "json")) if good else invalid_output()
+            for row, item, good in zip(vectors, items, finite_rows(vectors), strict=True)
+        ]
 
     def vectors(self, outputs: Mapping[str, Array], items: Sequence[Encoded]) -> Array:
         """Pool and normalise as the manifest says; returns float32 (items, hidden)."""

@@ -13,7 +13,7 @@ from gristmill.wire import json_type
 from gristmill_worker.engines.base import Array, Shape, concrete
 from gristmill_worker.models.manifest import Manifest, Tensor
 from gristmill_worker.tasks.base import Encoded, ItemError, Task, read_options
-from gristmill_worker.tasks.values import ENCODINGS, check_finite, from_value, to_value
+from gristmill_worker.tasks.values import ENCODINGS, from_value, invalid_output, to_value
 
 OPTION_CHECKS: Final = {"encoding": lambda value: value in ENCODINGS}
 
@@ -50,19 +50,16 @@ class Tensors:
         return inputs
 
     def decode(self, outputs: Mapping[str, Array], items: Sequence[Encoded]) -> list[Any]:
-        values: list[Any] = []
-        for i, item in enumerate(items):
-            encoding = item.options.get("encoding", "json")
-            try:
-                value = {}
-                for tensor in self._manifest.outputs:
-                    row = np.asarray(outputs[tensor.name][i])[_unpadded(tensor, item.length)]
-                    check_finite(row)
-                    value[tensor.name] = to_value(row, encoding)
-                values.append(value)
-            except ItemError as error:
-                values.append(error)
-        return values
+        return [self._value(outputs, i, item) for i, item in enumerate(items)]
+
+    def _value(self, outputs: Mapping[str, Array], i: int, item: Encoded) -> dict[str, Any] | ItemError:
+        value = {}
+        for tensor in self._manifest.outputs:
+            row = np.asarray(outputs[tensor.name][i])[_unpadded(tensor, item.length)]
+            if not np.isfinite(row).all():
+                return invalid_output()
+            value[tensor.name] = to_value(row, item.options.get("encoding", "json"))
+        return value
 
     def _encode(self, body: Mapping[str, Any]) -> Encoded:
         options = read_options(body, OPTION_CHECKS)

@@ -23,7 +23,11 @@ OPTION_CHECKS: Final = {"truncate": lambda value: isinstance(value, bool)}
 class TextEncoder:
     """Turns request bodies into token arrays and these into padded batches."""
 
-    def __init__(self, model_dir: Path, manifest: Manifest, *, truncate: bool) -> None:
+    def __init__(
+        self, model_dir: Path, manifest: Manifest, checks: Mapping[str, Any], *, truncate: bool
+    ) -> None:
+        """``checks`` are the task's own options (see :func:`~gristmill_worker.tasks.base.read_options`)."""
+        self._checks = {**OPTION_CHECKS, **checks}
         try:
             self._tokenizer = Tokenizer.from_file(str(model_dir / TOKENIZER_FILE))
         except Exception as error:  # the library raises plain Exception
@@ -36,15 +40,13 @@ class TextEncoder:
         self._manifest = manifest
         self._truncate = truncate
 
-    def encode(
-        self, bodies: Sequence[Mapping[str, Any]], checks: Mapping[str, Any]
-    ) -> list[Encoded | ItemError]:
-        """Encode a window; ``checks`` are the task's own options (see :func:`read_options`)."""
+    def encode(self, bodies: Sequence[Mapping[str, Any]]) -> list[Encoded | ItemError]:
+        """Encode a window; see :meth:`~gristmill_worker.tasks.base.Task.encode`."""
         out: list[Encoded | ItemError] = []
         texts: list[str | tuple[str, str]] = []
         for body in bodies:
             try:
-                options = read_options(body, {**OPTION_CHECKS, **checks})
+                options = read_options(body, self._checks)
                 parts = [self._shorten(part) for part in _parts(body)]
                 texts.append((parts[0], parts[1]) if len(parts) == 2 else parts[0])
             except ItemError as error:

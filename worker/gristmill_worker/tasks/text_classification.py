@@ -12,7 +12,7 @@ from gristmill_worker.engines.base import Array, Shape
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
 from gristmill_worker.tasks.text import TextEncoder
-from gristmill_worker.tasks.values import check_finite
+from gristmill_worker.tasks.values import finite_rows, invalid_output
 
 # top_k: how many labels, the best first; null: all of them
 OPTION_CHECKS: Final = {"top_k": lambda value: value is None or (type(value) is int and value > 0)}
@@ -22,13 +22,13 @@ class TextClassification:
     """See :class:`~gristmill_worker.tasks.base.Task`; a value is [{"label", "score"}, …], the best first."""
 
     def __init__(self, model_dir: Path, manifest: Manifest, *, truncate: bool) -> None:
-        self._encoder = TextEncoder(model_dir, manifest, truncate=truncate)
+        self._encoder = TextEncoder(model_dir, manifest, OPTION_CHECKS, truncate=truncate)
         self._output = manifest.outputs[0].name
         self._labels = manifest.labels or ()
         self._activate = _sigmoid if manifest.activation == "sigmoid" else _softmax
 
     def encode(self, bodies: Sequence[Mapping[str, Any]]) -> list[Encoded | ItemError]:
-        return self._encoder.encode(bodies, OPTION_CHECKS)
+        return self._encoder.encode(bodies)
 
     def assemble(self, items: Sequence[Encoded], shape: Shape) -> dict[str, Array]:
         return self._encoder.assemble(items, shape)
@@ -36,16 +36,14 @@ class TextClassification:
     def decode(self, outputs: Mapping[str, Array], items: Sequence[Encoded]) -> list[Any]:
         logits = outputs[self._output][: len(items)]  # (items, labels)
         scores = self._activate(logits.astype(np.float64))
-        values: list[Any] = []
-        for row, item in zip(scores, items, strict=True):
-            try:
-                check_finite(row)
-            except ItemError as error:
-                values.append(error)
-                continue
-            best = np.argsort(-row, kind="stable")[: item.options.get("top_k", 1)]
-            values.append([{"label": self._labels[i], "score": round(float(row[i]), 6)} for i in best])
-        return values
+        order = np.argsort(-scores, axis=1, kind="stable")  # (items, labels)
+        return [
+            self._value(row, best[: item.options.get("top_k", 1)]) if good else invalid_output()
+            for row, best, item, good in zip(scores, order, items, finite_rows(scores), strict=True)
+        ]
+
+    def _value(self, scores: Array, best: Array) -> list[dict[str, Any]]:
+        return [{"label": self._labels[i], "score": round(float(scores[i]), 6)} for i in best.tolist()]
 
 
 def _softmax(logits: Array) -> Array:

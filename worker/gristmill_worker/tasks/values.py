@@ -21,7 +21,7 @@ def to_value(array: Array, encoding: str) -> Any:
     """Return ``array`` for a result: nested lists, or base64 of its little-endian bytes in row order."""
     array = np.asarray(array, order="C")
     if encoding == "json":
-        return array  # the codec writes it as lists
+        return array if array.ndim else array.item()  # the codec writes arrays as lists
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     data = base64.b64encode(little.tobytes()).decode("ascii")
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
@@ -67,10 +67,15 @@ def _cast(array: Array, name: str, dtype: str) -> Array:
     return cast
 
 
-def check_finite(row: Array) -> None:
-    """Raise :class:`ItemError` if the model answered NaN or infinity."""
-    if row.dtype.kind == "f" and not np.isfinite(row).all():
-        raise ItemError("the model answered NaN or infinity", ErrorCode.INVALID_OUTPUT)
+def finite_rows(array: Array) -> list[bool]:
+    """Say for each row whether it holds neither NaN nor infinity."""
+    good: list[bool] = np.isfinite(array).reshape(len(array), -1).all(axis=1).tolist()
+    return good
+
+
+def invalid_output() -> ItemError:
+    """Return the error of an item for which the model answered NaN or infinity."""
+    return ItemError("the model answered NaN or infinity", ErrorCode.INVALID_OUTPUT)
 
 
 def _from_base64(value: dict[str, Any], name: str) -> Array:

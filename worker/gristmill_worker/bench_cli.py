@@ -1,0 +1,129 @@
+"""``gristmill-worker bench``: what one worker core reaches, and where its time goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import orjson
+from rich.console import Console
+
+from gristmill.errors import InputFileError
+
+COUNT: Final = 800
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("--engine", default="onnxruntime", show_default=True, help="Engine to run the model on.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of the engine, on one CPU."
+)
+@click.option(
+    "--core", type=click.IntRange(min=0), metavar="N", help="The worker's CPU.  [default: the first]"
+)
+@click.option(
+    "--other-core",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="CPU of Redis and the producer.  [default: one of another physical core]",
+)
+@click.option(
+    "--texts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=".csv or .jsonl file of texts.  [default: paragraphs of Python's documentation]",
+)
+@click.option("--text-column", metavar="C", help="Column with the texts.")
+@click.option(
+    "--count", type=click.IntRange(min=100), default=COUNT, show_default=True, help="Texts to score."
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Alternated rounds.  [default: 3]")
+@click.option(
+    "--seconds-per-load",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Of each load of the open loop.  [default: 8]",
+)
+@click.option("--json", type=click.Path(path_type=Path), help="File to write all figures to.")
+@click.option("--png", type=click.Path(path_type=Path), help="File to draw the open loop to.")
+@click.option("--quick", is_flag=True, help="Measure little, to see that all of it works.")
+def bench(model: Path, texts: Path | None, text_column: str | None, quick: bool, **given: Any) -> None:
+    """Measure the model directory MODEL on one core of this machine.
+
+    Throughput of the engine alone, through Redis and with FIFO batches; CPU time by stage; the queue's own
+    limit with an engine that computes nothing; latency when idle, in bursts and under Poisson arrivals.
+    Starts a Redis and workers of its own. Nothing else should run on the machine meanwhile.
+
+    \b
+    Example:
+      gristmill-worker bench models/minilm --json bench.json --png bench.png
+    """
+    if texts is not None and text_column is None:
+        raise click.UsageError("--texts goes with --text-column")
+    try:
+        from gristmill_worker import bench_report  # noqa: PLC0415 - the client has this command too
+        from gristmill_worker.bench import QUICK, Amounts, prepare, read_texts, split  # noqa: PLC0415
+        from gristmill_worker.bench_figures import measure  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise InputFileError(
+            f"the package {error.name!r} is missing: pip install 'gristmill[worker]'"
+        ) from error
+    for path in (given["json"], given["png"]):
+        if path is not None and not path.parent.is_dir():  # said now, not after minutes
+            raise InputFileError(f"{path.parent} is not a directory")
+    if given["png"] is not None:
+        bench_report.check_png()
+    amounts = QUICK if quick else Amounts()
+    changed = {name: given[name] for name in ("rounds", "seconds_per_load") if given[name]}
+    cores = choose_cores(given["core"], given["other_core"])
+    measured, sample = split(read_texts(texts, text_column), given["count"])
+    say = Progress()
+    subject = prepare(model, given["engine"], given["threads"], cores, measured, sample)
+    source = str(texts or "Python's documentation, by paragraphs")
+    report = measure(subject, replace(amounts, **changed), source, say)
+    if given["json"] is not None:
+        given["json"].write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n")
+    if given["png"] is not None:
+        bench_report.write_png(report, given["png"])
+    say("done")
+    bench_report.show(Console(), report)
+
+
+class Progress:
+    """Says on standard error what is done, and since how many seconds."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def __call__(self, message: str) -> None:
+        click.echo(f"{time.monotonic() - self._started:4.0f} s  {message}", err=True)
+
+
+def choose_cores(core: int | None, other: int | None) -> tuple[int, int]:
+    """Return the worker's CPU and that of the rest, by default on different physical cores if there are two.
+
+    Raises InputFileError for a CPU that this process may not use.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    for given in (core, other):
+        if given is not None and given not in usable:
+            raise InputFileError(f"CPU {given} cannot be used: this process may use {usable}")
+    first = usable[0] if core is None else core
+    if other is None:
+        mine = _physical_core(first)
+        # Another physical core, else another CPU, else the same.
+        other = min(usable, key=lambda cpu: (_physical_core(cpu) == mine, cpu == first))
+    return first, other
+
+
+def _physical_core(cpu: int) -> tuple[str, ...]:
+    """Return what identifies the physical core of a CPU; where the kernel does not tell, each is its own."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return tuple((topology / name).read_text("ascii") for name in ("physical_package_id", "core_id"))
+    except OSError:
+        return (str(cpu),)
