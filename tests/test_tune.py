@@ -14,18 +14,16 @@ import yaml
 from click.testing import CliRunner, Result
 
 from gristmill.errors import InputFileError
-from gristmill_worker import tune_report
 from gristmill_worker.batching.cost_table import cost_key, load_costs
 from gristmill_worker.batching.costs import costs_for, formula
 from gristmill_worker.batching.shapes import candidate_shapes, check_shapes, window_costs
 from gristmill_worker.engines.base import Engine, EngineError, Shape, engine_loader
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.settings import Settings
-from gristmill_worker.tune import TuneOptions, text_lengths
-from gristmill_worker.tune import tune as run_tune
-from gristmill_worker.tune_advice import Advisor
-from gristmill_worker.tune_cli import tune
-from gristmill_worker.tune_measure import (
+from gristmill_worker.tune import report as tune_report
+from gristmill_worker.tune.advice import Advisor
+from gristmill_worker.tune.cli import tune
+from gristmill_worker.tune.measure import (
     Run,
     ThreadRow,
     Timings,
@@ -34,6 +32,8 @@ from gristmill_worker.tune_measure import (
     informative_order,
     measure,
 )
+from gristmill_worker.tune.run import TuneOptions, text_lengths
+from gristmill_worker.tune.run import tune as run_tune
 
 PNG = b"\x89PNG\r\n\x1a\n"
 CORES = tuple(sorted(os.sched_getaffinity(0)))

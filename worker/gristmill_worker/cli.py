@@ -11,9 +11,9 @@ import click
 import gristmill
 from gristmill import console
 from gristmill.errors import InputFileError
-from gristmill_worker.bench_cli import bench
+from gristmill_worker.bench.cli import bench
 from gristmill_worker.models.cli import model
-from gristmill_worker.tune_cli import cpu_list, tune
+from gristmill_worker.tune.cli import cpu_list, tune
 
 
 @click.group(epilog=console.EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})

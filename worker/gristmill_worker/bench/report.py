@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gristmill_worker.bench import FIFO_BATCH, FIFO_MULTIPLE
-from gristmill_worker.bench_figures import TARGETS, Report, explain
-from gristmill_worker.tune_report import check_png
+from gristmill_worker.bench.figures import TARGETS, Report, explain
+from gristmill_worker.bench.throughput import FIFO_BATCH, FIFO_MULTIPLE
+from gristmill_worker.tune.report import check_png
 
 __all__ = ["check_png", "show", "write_png"]
 

@@ -18,15 +18,15 @@ from gristmill_worker.batching.cost_table import cost_key
 from gristmill_worker.batching.costs import costs_for
 from gristmill_worker.batching.planner import Batch, Planner
 from gristmill_worker.batching.shapes import candidate_shapes, choose_shapes, default_shapes, ideal_cost
-from gristmill_worker.bench_rig import Flow, Rig, score_all
+from gristmill_worker.bench.rig import Flow, Rig, score_all
 from gristmill_worker.engines.base import Array, Engine, Shape, engine_loader
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.settings import BatchSettings
 from gristmill_worker.tasks.base import Encoded, ItemError, Task, make_task
-from gristmill_worker.tune import documentation
-from gristmill_worker.tune_advice import IDLE
-from gristmill_worker.tune_measure import bound
+from gristmill_worker.tune.advice import IDLE
+from gristmill_worker.tune.measure import bound
+from gristmill_worker.tune.run import documentation
 
 Say = Callable[[str], None]
 

@@ -30,8 +30,8 @@ from gristmill_worker.engines.base import Shape, engine_loader
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.tasks.base import Encoded, make_task
-from gristmill_worker.tune_advice import WINDOWS, Advisor, Recommendation
-from gristmill_worker.tune_measure import (
+from gristmill_worker.tune.advice import WINDOWS, Advisor, Recommendation
+from gristmill_worker.tune.measure import (
     CHEAP_SWITCHING,
     COMPARED_CORES,
     OpenEngine,

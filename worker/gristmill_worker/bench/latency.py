@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from gristmill import AsyncClient, Client, Result
-from gristmill_worker.bench import Amounts, Say, Subject
-from gristmill_worker.bench_rig import ANSWER_TIMEOUT_S, Rig, check
+from gristmill_worker.bench.rig import ANSWER_TIMEOUT_S, Rig, check
+from gristmill_worker.bench.throughput import Amounts, Say, Subject
 
 LOADS: Final = (0.2, 0.4, 0.6, 0.8, 0.9)  # shares of the measured capacity
 BURST: Final = 64  # requests

@@ -17,7 +17,7 @@ from gristmill_worker.batching.shapes import (
     window_costs,
 )
 from gristmill_worker.engines.base import Shape
-from gristmill_worker.tune_measure import ThreadRow
+from gristmill_worker.tune.measure import ThreadRow
 
 IDLE: Final = 0.05  # share of texts taken to find the worker idle: it keeps some small shapes for them
 WINDOWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

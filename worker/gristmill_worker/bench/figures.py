@@ -13,7 +13,16 @@ import numpy as np
 
 import gristmill
 from gristmill_worker.batching.cost_table import cost_key
-from gristmill_worker.bench import (
+from gristmill_worker.bench.latency import (
+    Bursts,
+    Idle,
+    Load,
+    measure_bursts,
+    measure_idle,
+    measure_open_loop,
+)
+from gristmill_worker.bench.rig import STAGES, Flow, Rig
+from gristmill_worker.bench.throughput import (
     NULL_WINDOW,
     SHORT_WORDS,
     WINDOW,
@@ -24,17 +33,8 @@ from gristmill_worker.bench import (
     measure_null,
     measure_throughput,
 )
-from gristmill_worker.bench_latency import (
-    Bursts,
-    Idle,
-    Load,
-    measure_bursts,
-    measure_idle,
-    measure_open_loop,
-)
-from gristmill_worker.bench_rig import STAGES, Flow, Rig
 from gristmill_worker.settings import BatchSettings
-from gristmill_worker.tune_measure import bound
+from gristmill_worker.tune.measure import bound
 
 Report = dict[str, Any]
 

@@ -65,9 +65,9 @@ def bench(model: Path, texts: Path | None, text_column: str | None, quick: bool,
     if texts is not None and text_column is None:
         raise click.UsageError("--texts goes with --text-column")
     try:
-        from gristmill_worker import bench_report  # noqa: PLC0415 - the client has this command too
-        from gristmill_worker.bench import QUICK, Amounts, prepare, read_texts, split  # noqa: PLC0415
-        from gristmill_worker.bench_figures import measure  # noqa: PLC0415
+        from gristmill_worker.bench import report as bench_report
+        from gristmill_worker.bench.figures import measure
+        from gristmill_worker.bench.throughput import QUICK, Amounts, prepare, read_texts, split
     except ModuleNotFoundError as error:
         raise InputFileError(
             f"the package {error.name!r} is missing: pip install 'gristmill[worker]'"

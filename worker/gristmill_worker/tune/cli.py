@@ -78,9 +78,9 @@ def tune(json_path: Path | None, png: Path | None, **options: Any) -> None:
       gristmill-worker tune models/minilm --texts tickets.csv --text-column body --latency-ms 100
     """
     try:
-        from gristmill_worker import tune_report  # noqa: PLC0415 - the client has this command too
-        from gristmill_worker.tune import TuneOptions  # noqa: PLC0415
-        from gristmill_worker.tune import tune as run  # noqa: PLC0415
+        from gristmill_worker.tune import report as tune_report
+        from gristmill_worker.tune.run import TuneOptions
+        from gristmill_worker.tune.run import tune as run
     except ModuleNotFoundError as error:
         raise InputFileError(
             f"the package {error.name!r} is missing: pip install 'gristmill[worker]'"

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from gristmill.errors import InputFileError
 from gristmill_worker.engines.base import Shape
-from gristmill_worker.tune import Report
-from gristmill_worker.tune_advice import Recommendation
+from gristmill_worker.tune.advice import Recommendation
+from gristmill_worker.tune.run import Report
 
 _ON_HEAT: Final = Style(color="black")
 
