@@ -69,8 +69,9 @@ def _cast(array: Array, name: str, dtype: str) -> Array:
 
 def finite_rows(array: Array) -> list[bool]:
     """Say for each row whether it holds neither NaN nor infinity."""
-    good: list[bool] = np.isfinite(array).reshape(len(array), -1).all(axis=1).tolist()
-    return good
+    finite: Array = np.asarray(np.isfinite(array).reshape(len(array), -1).all(axis=1))  # (rows,)
+    rows: list[bool] = finite.tolist()
+    return rows
 
 
 def invalid_output() -> ItemError:
