@@ -67,6 +67,39 @@ def test_a_cancelled_wait_harms_no_other(
     use(redis_url, body)
 
 
+def test_tasks_that_are_cancelled_again_and_again_block_nobody(
+    redis_url: str, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    async def body(client: AsyncClient) -> None:
+        for _ in range(20):
+            waits = [asyncio.create_task(client.score(queue, text, 30)) for text in TEXTS]
+            await asyncio.sleep(0.02)
+            for _ in range(3):  # as frameworks do until a task has ended
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.sleep(0)
+            await asyncio.wait(waits)
+        await asyncio.to_thread(workers.start, tiny_classifier)
+        assert await client.score(queue, TEXTS[0], 30)
+
+    use(redis_url, body)
+
+
+def test_a_client_may_be_used_from_one_event_loop_after_another(
+    redis_url: str, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    workers.start(tiny_classifier)
+    client = AsyncClient(redis_url)
+    for text in TEXTS:
+        assert asyncio.run(_score_and_close(client, queue, text))
+
+
+async def _score_and_close(client: AsyncClient, queue: str, text: str) -> bool:
+    found = await client.score(queue, text)
+    await client.close()
+    return bool(found)
+
+
 def test_errors_are_the_same(redis_url: str, queue: str) -> None:
     async def body(client: AsyncClient) -> None:
         with pytest.raises(QueueFull):

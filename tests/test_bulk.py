@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from conftest import Workers
 from gristmill import Client
 from gristmill.bulk import Job, Summary, score_file
 from gristmill.bulk.readers import CsvReader, Format, JsonlReader, Row, file_format, open_reader
@@ -230,11 +231,6 @@ class TestWriter:
     def test_a_result_never_hides_an_input_column(self, tmp_path: Path) -> None:
         with pytest.raises(InputFileError, match=r"'gm_error'.*--prefix"):
             self.open(tmp_path / "out.csv", ("text", "gm_error"))
-        with (
-            self.open(tmp_path / "out.jsonl", None) as writer,
-            pytest.raises(InputFileError, match=r"line 9 has a column 'gm_line'.*--prefix"),
-        ):
-            writer.write(Row({"gm_line": 1}, 9, 0, raw=b'{"gm_line": 1}'), {})
 
     def test_csv_cells_read_back_as_they_were(self, tmp_path: Path) -> None:
         cells = ["plain", 'quo"te', "com,ma", "line\nfeed", "carriage\rreturn", " space ", "", "\0", "🌾"]
@@ -425,13 +421,48 @@ class TestScoreFile:
         with pytest.raises(NoWorkerError, match="nobody"):
             self.score(scorer, write(tmp_path / "in.csv", "text\nx\n"), tmp_path / "out.csv", "nobody")
 
+    def test_a_row_with_a_result_s_name_is_one_error(self, scorer: Client, tmp_path: Path) -> None:
+        lines = ['{"text": "good"}'] * 300 + ['{"text": "bad", "gm_error": 1}', '{"text": "good"}']
+        source = write(tmp_path / "in.jsonl", "\n".join(lines))
+        summary = self.score(scorer, source, tmp_path / "out.jsonl")
+        assert (summary.rows, summary.failed) == (302, 1)
+        row = read_jsonl(tmp_path / "out.jsonl")[300]
+        assert row["gm_line"] == 301
+        assert "--prefix" in row["gm_error"]
+
     def test_an_error_in_the_middle_says_where_the_rows_before_it_are(
         self, scorer: Client, tmp_path: Path
     ) -> None:
-        lines = ['{"text": "good"}'] * 300 + ['{"text": "bad", "gm_error": 1}']
-        source = write(tmp_path / "in.jsonl", "\n".join(lines))
-        with pytest.raises(InputFileError, match="line 301 has a column 'gm_error'") as caught:
-            self.score(scorer, source, tmp_path / "out.jsonl")
-        part = tmp_path / "out.jsonl.part"
-        assert caught.value.__notes__ == [f"300 scored rows are in {part}"]
-        assert len(read_jsonl(part)) == 300
+        source = write(tmp_path / "in.csv", "text\n" + "good\n" * 300)
+
+        def on_progress(summary: Summary) -> None:
+            if summary.rows == 200:
+                raise KeyboardInterrupt
+
+        job = Job(source, tmp_path / "out.csv", "labels", "text")
+        with pytest.raises(KeyboardInterrupt) as caught:
+            score_file(scorer, job, on_progress)
+        part = tmp_path / "out.csv.part"
+        assert caught.value.__notes__ == [f"200 scored rows are in {part}"]
+        assert len(part.read_text().splitlines()) == 201
+
+    def test_a_link_in_place_of_the_part_is_not_followed(self, scorer: Client, tmp_path: Path) -> None:
+        source = write(tmp_path / "in.csv", "text\ngood\n")
+        (tmp_path / "out.csv.part").symlink_to(source)
+        with pytest.raises(InputFileError, match=r"out\.csv\.part cannot be written"):
+            self.score(scorer, source, tmp_path / "out.csv")
+        assert source.read_text() == "text\ngood\n"
+
+    def test_a_run_ends_when_all_workers_have_gone(
+        self, workers: Workers, tiny_classifier: Path, redis_url: str, queue: str, tmp_path: Path
+    ) -> None:
+        process = workers.start(tiny_classifier)
+        source = write(tmp_path / "in.csv", "text\n" + "good\n" * 20_000)
+
+        def on_progress(summary: Summary) -> None:
+            if summary.rows == 100:
+                process.kill()
+
+        job = Job(source, tmp_path / "out.csv", queue, "text", wait=1.0)
+        with Client(redis_url) as client, pytest.raises(NoWorkerError, match=queue):
+            score_file(client, job, on_progress)

@@ -231,7 +231,7 @@ class TestScoreWithAPrivateWorker:
             started, folder = what_it_started(process)
             process.send_signal(number)
             process.communicate(timeout=60)
-        assert process.returncode == -number
+        assert process.returncode == (ExitCode.INTERRUPTED if number == signal.SIGTERM else -number)
         wait_until(lambda: not any(map(is_running, started)) and not folder.exists(), timeout_s=15)
         assert not out.exists()
 

@@ -186,10 +186,24 @@ def test_a_bound_that_is_no_number_is_as_if_it_were_not_there(
     redis.hset(keys.config(queue), "max_length", "many")
     client.submit(queue, "text")
     assert client.depth(queue).max_length == 100_000
-    redis.hset(keys.config(queue), "max_length", "1e0")
+    for text in ("nan", "1e0", "-1", "0x1"):
+        redis.hset(keys.config(queue), "max_length", text)
+        client.submit(queue, "text")
+        assert client.depth(queue).max_length == 100_000
+    redis.hset(keys.config(queue), "max_length", "1")
     assert client.depth(queue).max_length == 1
     with pytest.raises(QueueFull):
         client.submit(queue, "text")
+
+
+def test_foreign_members_among_the_queues_names_are_left_out(
+    client: Client, queue: str, redis: Redis
+) -> None:
+    client.submit(queue, "text")
+    redis.sadd(keys.QUEUES, b"\xff", "bad name")
+    assert queue in client.queues()
+    assert not {"bad name", "\ufffd"} & set(client.queues())
+    redis.srem(keys.QUEUES, b"\xff", "bad name")
 
 
 def test_a_full_queue_refuses_and_says_what_it_took(redis_url: str, queue: str, redis: Redis) -> None:
@@ -226,6 +240,28 @@ def test_timeouts_say_what_is_known(client: Client, queue: str) -> None:
         client.result("unheard-of")
 
 
+def test_a_deadline_in_the_far_future_is_one(
+    client: Client, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    workers.start(tiny_classifier)
+    assert client.score(queue, TEXTS[0], deadline_s=float("inf"))
+    assert client.score(queue, TEXTS[0], deadline_s=1e300)
+
+
+def test_silence_is_told_and_may_end_a_stream(client: Client, queue: str) -> None:
+    told: list[float] = []
+
+    def on_silence(seconds: float) -> None:
+        told.append(seconds)
+        if len(told) == 2:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        client.score_many(queue, TEXTS, on_silence=on_silence)
+    assert told == sorted(told)
+    assert not client._core.mailbox(queue).awaited
+
+
 def test_a_deadline_that_passed_is_an_expired_result(
     client: Client, workers: Workers, queue: str, tiny_classifier: Path
 ) -> None:
@@ -238,9 +274,21 @@ def test_a_deadline_that_passed_is_an_expired_result(
         client.result(late).unwrap()
 
 
-@pytest.mark.parametrize("url", ["localhost", "http://localhost", "redis://localhost:port"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost",
+        "http://localhost",
+        "redis://localhost:port",
+        "redis://localhost/0?protocol=3",
+        "redis://localhost/0?decode_responses=true",
+        "redis://localhost?db=x",
+        "redis://localhost?foo=bar",
+        "rediss://localhost?ssl_cert_reqs=perhaps",
+    ],
+)
 def test_a_wrong_url_is_refused(url: str) -> None:
-    with pytest.raises(InvalidRequestError, match="is not a Redis URL"):
+    with pytest.raises(InvalidRequestError, match="Redis URL"):
         Client(url)
 
 
@@ -250,6 +298,17 @@ def test_bad_arguments_are_refused_before_anything_is_sent(client: Client, queue
         lambda: client.submit(queue, "text", id="a b"),
         lambda: client.submit(queue, 5),  # type: ignore[arg-type]
         lambda: client.submit(queue, "text", ttl_s=-1),
+        lambda: client.submit(queue, "text", ttl_s=1.5),  # type: ignore[arg-type]
+        lambda: client.submit(queue, "text", ttl_s=True),
+        lambda: client.submit(queue, "text", deadline_s=float("nan")),
+        lambda: client.submit(queue, "text", deadline_s=-1),
+        lambda: client.submit(queue, "text", trace="\ud800"),
+        lambda: client.submit(queue, "text", options=[1]),  # type: ignore[arg-type]
+        lambda: client.submit(queue, {"text": "a", "options": [1]}, options={"top_k": 1}),
+        lambda: client.score(queue, "text", float("nan")),
+        lambda: client.result("a", float("nan"), queue=queue),
+        lambda: client.score_many(queue, ["text"], timeout_s=float("nan")),
+        lambda: client.score_many(queue, ["text"], window=1.5),  # type: ignore[arg-type]
         lambda: client.submit_many(queue, ["text", "\ud800"]),
         lambda: client.submit_many(queue, ["text", "text"], ids=["a"]),
         lambda: client.score_many(queue, ["text"], window=0),

@@ -33,7 +33,7 @@ def test_variables_are_text_and_become_what_is_wanted() -> None:
         "GRISTMILL_MODEL": "no",
         "GRISTMILL_TRUNCATE": "false",
         "GRISTMILL_LEASE_S": "7.5",
-        "GRISTMILL_CORES": "[0, 2]",
+        "GRISTMILL_CORES": "0,2",
         "GRISTMILL_BATCH__SHAPES": "[[1, 16]]",
     }
     settings = load_settings(None, env, {})
@@ -51,6 +51,11 @@ def test_variables_are_text_and_become_what_is_wanted() -> None:
         ("{queue: q, model: m, batch: {shapes: []}}", "batch.shapes"),
         ("{queue: q, model: m, batch: 5}", "batch: "),
         ("{queue: q, model: m, threads: many}", "threads: "),
+        ("{queue: q, model: m, lease_s: .inf}", "lease_s: "),
+        ("{queue: q, model: m, cores: [99999999999]}", "cores.0: "),
+        ("{queue: q, model: m, cores: 0-x}", "is not a CPU list"),
+        ("queue: 2001-13-45", "cannot be read"),
+        ("[" * 3000, "cannot be read"),
         ("- a", "has to be a mapping"),
         ("{", "cannot be read"),
     ],
@@ -65,6 +70,10 @@ def test_a_wrong_file_is_named_with_the_field(tmp_path: Path, text: str, message
 def test_a_wrong_variable_is_named() -> None:
     with pytest.raises(InputFileError, match="GRISTMILL_CORES"):
         load_settings(None, {"GRISTMILL_CORES": "[0"}, {"queue": "q", "model": "m"})
+    with pytest.raises(InputFileError, match="exclude each other"):
+        load_settings(None, {"GRISTMILL_BATCH": "5", "GRISTMILL_BATCH__MAX_ITEMS": "3"}, {})
+    with pytest.raises(InputFileError, match="queue: "):
+        load_settings(None, {"GRISTMILL_QUEUE__X": "1"}, {"model": "m"})
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any, Self, Unpack
 
 from redis.asyncio import BlockingConnectionPool, Redis
@@ -13,7 +13,7 @@ from redis.commands.core import AsyncScript as DriverScript
 from gristmill import scripts
 from gristmill.calls import CallKeywords, CallOptions, Item, RequestId
 from gristmill.core import Core, Depth
-from gristmill.driver import ERRORS, check_url, pool_options, translate
+from gristmill.driver import ERRORS, open_pool, translate
 from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
 from gristmill.stream import Stream, StreamKeywords
 from gristmill.wire import MAX_BODY_BYTES, Result
@@ -33,15 +33,15 @@ class AsyncClient:
         max_body_bytes: int = MAX_BODY_BYTES,
         retry_s: float = 30.0,
     ) -> None:
-        self._url = check_url(url)
+        self._url = url
         self._core = Core(max_length=max_length, max_body_bytes=max_body_bytes, retry_s=retry_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._connect()
 
     def _connect(self) -> None:
-        self._redis = Redis(connection_pool=BlockingConnectionPool.from_url(self._url, **pool_options()))
+        self._redis = Redis(connection_pool=open_pool(BlockingConnectionPool, self._url))
         self._scripts: dict[str, DriverScript] = {}
-        self._reader = asyncio.Condition()
-        self._reading: set[str] = set()  # queues whose reply stream somebody reads now
+        self._reading: dict[str, asyncio.Future[None]] = {}  # by queue, done when its reader is back
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,9 +133,13 @@ class AsyncClient:
         return await self._run(self._core.workers(queue))
 
     def _check_process(self) -> None:
+        loop = asyncio.get_running_loop()
         if (fresh := self._core.forked()) is not None:
             self._core = fresh
             self._connect()
+        elif self._loop not in {None, loop}:  # connections belong to the loop that made them
+            self._connect()
+        self._loop = loop
 
     async def _run(self, steps: Steps[T]) -> T:
         """Carry out what a core generator asks for."""
@@ -169,17 +173,15 @@ class AsyncClient:
                 return await asyncio.sleep(seconds)
 
     async def _read(self, op: Read) -> None:
-        async with self._reader:
-            if op.mailbox.version != op.seen:
-                return
-            if op.mailbox.queue in self._reading:  # another coroutine reads for all
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._reader.wait(), op.block_ms / 1000)
-                return
-            self._reading.add(op.mailbox.queue)
+        # No lock: on one event loop nothing comes between these lines, and a cancelled wait holds nothing.
+        if op.mailbox.version != op.seen:
+            return
+        if (reading := self._reading.get(op.mailbox.queue)) is not None:  # another coroutine reads for all
+            await asyncio.wait([reading], timeout=op.block_ms / 1000)
+            return
+        done = self._reading[op.mailbox.queue] = asyncio.get_running_loop().create_future()
         try:
             op.mailbox.feed(await self._redis.execute_command(*op.mailbox.read_command(op.block_ms)))
         finally:
-            self._reading.discard(op.mailbox.queue)
-            async with self._reader:
-                self._reader.notify_all()
+            del self._reading[op.mailbox.queue]
+            done.set_result(None)

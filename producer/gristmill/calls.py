@@ -58,9 +58,15 @@ class CallOptions:
 
     def request(self, item: Item, request_id: str | None, reply: str | None, limit: int) -> Request:
         """Build the request of ``item``; raise :class:`InvalidRequestError` where that cannot be."""
-        if self.ttl_s is not None and not 0 <= self.ttl_s <= wire.MAX_TTL_S:
-            raise InvalidRequestError(f"ttl_s is {self.ttl_s}: use 0 to {wire.MAX_TTL_S} seconds")
-        deadline_ms = None if self.deadline_s is None else int((time.time() + self.deadline_s) * 1000)
+        ttl_s, trace = self.ttl_s, self.trace
+        if ttl_s is not None and (type(ttl_s) is not int or not 0 <= ttl_s <= wire.MAX_TTL_S):
+            raise InvalidRequestError(f"ttl_s is {ttl_s!r}: use a whole number from 0 to {wire.MAX_TTL_S}")
+        if trace is not None and not (isinstance(trace, str) and trace.isascii()):
+            raise InvalidRequestError(f"trace is {trace!r}: use a W3C traceparent")
+        deadline_ms = None
+        if self.deadline_s is not None:
+            check_seconds("deadline_s", self.deadline_s)
+            deadline_ms = int((time.time() + min(self.deadline_s, wire.MAX_TTL_S)) * 1000)
         return Request(
             id=wire.new_id() if request_id is None else wire.check_id(request_id),
             body=wire.encode_body(make_body(item, self.options), limit),
@@ -86,8 +92,17 @@ def make_body(item: Item, options: Mapping[str, Any] | None) -> dict[str, Any]:
             f"an item is a text, a (text, pair) tuple or a mapping, not {type(item).__name__}"
         )
     if options:
-        body["options"] = {**options, **(body.get("options") or {})}
+        own = body.get("options") or {}
+        if not isinstance(options, Mapping) or not isinstance(own, Mapping):
+            raise InvalidRequestError("options have to be a mapping of names to values")
+        body["options"] = {**options, **own}
     return body
+
+
+def check_seconds(name: str, seconds: float) -> None:
+    """Raise InvalidRequestError unless ``seconds`` is a number of at least 0; it may be infinite."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise InvalidRequestError(f"{name} is {seconds!r}: use a number of seconds from 0")
 
 
 def chunks(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:

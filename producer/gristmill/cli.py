@@ -87,7 +87,7 @@ def _delimiter(_: click.Context, __: click.Parameter, value: str) -> str:
     default=30,
     show_default=True,
     metavar="S",
-    help="Seconds to wait for a worker of --queue.",
+    help="Seconds to wait for a worker of --queue, also during the run.",
 )
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 def score(
@@ -113,7 +113,7 @@ def score(
         raise click.UsageError("--model starts its own Redis: --redis goes with --queue")
     if model is None and (workers or threads):
         raise click.UsageError("--workers and --threads go with --model")
-    job = Job(**{**given, "queue": given["queue"] or PRIVATE_QUEUE})
+    job = Job(**{**given, "queue": given["queue"] or PRIVATE_QUEUE, "wait": wait})
     job.check()  # whatever is wrong with the files is said before a model is loaded
     terminal = Console(stderr=True, quiet=quiet)
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from redis.commands.core import Script as DriverScript
 from gristmill import scripts
 from gristmill.calls import CallKeywords, CallOptions, Item, RequestId
 from gristmill.core import Core, Depth
-from gristmill.driver import ERRORS, check_url, pool_options, translate
+from gristmill.driver import ERRORS, open_pool, translate
 from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
 from gristmill.stream import Stream, StreamKeywords
 from gristmill.wire import MAX_BODY_BYTES, Result
@@ -36,12 +36,12 @@ class Client:
         max_body_bytes: int = MAX_BODY_BYTES,
         retry_s: float = 30.0,
     ) -> None:
-        self._url = check_url(url)
+        self._url = url
         self._core = Core(max_length=max_length, max_body_bytes=max_body_bytes, retry_s=retry_s)
         self._connect()
 
     def _connect(self) -> None:
-        self._redis = Redis(connection_pool=BlockingConnectionPool.from_url(self._url, **pool_options()))
+        self._redis = Redis(connection_pool=open_pool(BlockingConnectionPool, self._url))
         self._scripts: dict[str, DriverScript] = {}
         self._reader = threading.Condition()
         self._reading: set[str] = set()  # queues whose reply stream somebody reads now

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from types import FrameType
 from typing import Final, NoReturn
 
 import click
@@ -19,6 +22,13 @@ def run(group: click.Group) -> NoReturn:
 
     An error's notes say what to know beside its message: where partial output is, the end of a log.
     """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed by who started us: the next file opened would take its place
+            os.open(os.devnull, os.O_RDWR)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)  # what Ctrl-C tidies up, they do as well
     try:
         code = group.main(standalone_mode=False)
     except click.ClickException as error:
@@ -35,6 +45,10 @@ def run(group: click.Group) -> NoReturn:
         click.echo(f"error: {error}", err=True)
         code = ExitCode.FAILURE
     sys.exit(int(code or 0))
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _show_notes(error: BaseException | None) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gristmill import keys, wire
-from gristmill.calls import CallOptions, Item, RequestId, chunks
+from gristmill.calls import CallOptions, Item, RequestId, check_seconds, chunks
 from gristmill.errors import BrokerUnavailable, InvalidRequestError, QueueFull, ResultTimeout
 from gristmill.mailbox import Mailbox
 from gristmill.ops import Command, Op, Read, Script, Sleep, Steps
@@ -103,12 +103,14 @@ class Core:
             queue = request_id.queue
         keys.check_queue(queue)
         wire.check_id(request_id)
+        check_seconds("timeout_s", timeout_s)
         pushed = isinstance(request_id, RequestId) and request_id.reply == self.name
         return (yield from self._await(str(request_id), queue, timeout_s, pushed=pushed, check_at=0.0))
 
     def score(self, queue: str, item: Item, timeout_s: float, call: CallOptions) -> Steps[Any]:
         """Submit one item and wait for its value."""
         box = self.mailbox(keys.check_queue(queue))
+        check_seconds("timeout_s", timeout_s)
         request = call.request(item, None, self.name, self.max_body_bytes)
         yield from self.listen(box, time.monotonic() + self.retry_s)
         if (yield from self.send(queue, [request])) == [-1]:
@@ -187,7 +189,8 @@ class Core:
 
     def queues(self) -> Steps[list[str]]:
         names = yield from self.persist(Command(("SMEMBERS", keys.QUEUES)), time.monotonic() + self.retry_s)
-        return sorted(name.decode() for name in names)
+        decoded = (name.decode("utf-8", "replace") for name in names)
+        return sorted(name for name in decoded if keys.is_name(name))  # anybody can write there
 
     def depth(self, queue: str) -> Steps[Depth]:
         ends = time.monotonic() + self.retry_s
@@ -201,11 +204,8 @@ class Core:
         return Depth(max(length - pending, 0), pending, dead, self._bound(bound))
 
     def _bound(self, configured: bytes | None) -> int:
-        """Read the bound as submit.lua does: any number counts, anything else is as if it were not there."""
-        try:
-            return int(float(configured or b""))
-        except (ValueError, OverflowError):
-            return self.max_length
+        """Read the bound as submit.lua does: anything but digits is as if it were not there."""
+        return int(configured) if configured and configured.isdigit() else self.max_length
 
     def workers(self, queue: str) -> Steps[list[dict[str, str]]]:
         """Return the heartbeat of each live worker: consumers of the group whose hash has not expired."""
@@ -241,6 +241,8 @@ def process_name() -> str:
 def _timeout_message(request_id: str, queue: str, timeout_s: float, state: bytes | None) -> str:
     if state is None:
         why = "it is not known there: it was never submitted, or its result was not kept (see ttl_s)"
+    elif state == wire.DONE:
+        why = "it is done, and its result was only pushed to the process that asked for it (ttl_s=0)"
     else:
         why = "it is still waiting or running; ask again, or see 'gristmill queue'"
     return f"no result of request {request_id!r} on queue {queue!r} within {timeout_s:g} s: {why}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 from redis import exceptions
 from redis.backoff import NoBackoff
@@ -12,8 +12,18 @@ from redis.retry import Retry
 from gristmill.core import BLOCK_S
 from gristmill.errors import BrokerUnavailable, InvalidRequestError
 
+P = TypeVar("P", bound=Any)
+
 SOCKET_TIMEOUT_S: Final = 10.0
 CONNECTIONS: Final = 32
+URL_OPTIONS: Final = (
+    "db",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_keyfile",
+)
 SCHEMES: Final = ("redis://", "rediss://", "unix://")
 
 if SOCKET_TIMEOUT_S <= BLOCK_S:
@@ -36,29 +46,38 @@ _PASSING_CODES: Final = ("LOADING", "MISCONF", "NOREPLICAS", "OOM command", "REA
 ERRORS: Final = (exceptions.RedisError, OSError)  # what a call of the driver can raise
 
 
-def check_url(url: str) -> str:
-    """Return ``url`` if it is a Redis URL, else raise :class:`InvalidRequestError`."""
+def open_pool(kind: type[P], url: str) -> P:
+    """Return a connection pool of ``kind`` for ``url``; nothing is connected yet.
+
+    Retries are ours: the driver's would be blind. Raises InvalidRequestError for a URL that is none, or has
+    options that would change how we talk to Redis.
+    """
     if not isinstance(url, str) or not url.startswith(SCHEMES):
         raise InvalidRequestError(
             f"{url!r} is not a Redis URL: use redis://host:6379/0, rediss://… (TLS) or unix:///path"
         )
-    try:
-        urlsplit(url).port  # noqa: B018 - raises on a port that is no number
-    except ValueError as error:
-        raise InvalidRequestError(f"{url!r} is not a Redis URL: {error}") from error
-    return url
-
-
-def pool_options() -> dict[str, Any]:
-    """Options of both clients' connection pools. Retries are ours: the driver's would be blind."""
-    return {
+    options: dict[str, Any] = {
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
         "socket_timeout": SOCKET_TIMEOUT_S,
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
-        "max_connections": CONNECTIONS,
-        "timeout": SOCKET_TIMEOUT_S,  # for a free connection
     }
+    if "Blocking" in kind.__name__:
+        options |= {"max_connections": CONNECTIONS, "timeout": SOCKET_TIMEOUT_S}  # for a free connection
+    try:
+        if unknown := parse_qs(urlsplit(url).query).keys() - URL_OPTIONS:
+            listed = ", ".join(sorted(unknown))
+            raise InvalidRequestError(
+                f"the Redis URL has options that cannot be set ({listed}): use {', '.join(URL_OPTIONS)}"
+            )
+        urlsplit(url).port  # noqa: B018 - raises on a port that is no number
+        pool: P = kind.from_url(url, **options)
+        pool.connection_class(**pool.connection_kwargs)  # not connected; raises on values of a wrong type
+    except (ValueError, TypeError, AttributeError, exceptions.RedisError) as error:
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise InvalidRequestError(f"{url!r} is not a Redis URL: {error}") from error
+    return pool
 
 
 def translate(error: Exception, url: str) -> BrokerUnavailable:

@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
     TIMEOUT = 7  # no result in time
     REQUEST_FAILED = 8  # the result is an error
     FORCED = 9  # a second signal ended a worker before it had drained
-    INTERRUPTED = 130  # Ctrl-C
+    INTERRUPTED = 130  # Ctrl-C, SIGTERM or SIGHUP
 
 
 class GristmillError(Exception):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, Unpack
 
 from gristmill import keys, wire
-from gristmill.calls import CHUNK_REQUESTS, CallOptions, Item, chunks
+from gristmill.calls import CHUNK_REQUESTS, CallOptions, Item, check_seconds, chunks
 from gristmill.core import BLOCK_S, CHECK_EVERY_S, MAX_WINDOW, Core
 from gristmill.errors import InvalidRequestError, ResultTimeout
 from gristmill.ops import Command, Sleep, Steps
@@ -25,7 +26,8 @@ class StreamKeywords(TypedDict, total=False):
 
     ``window`` (1024): items taken from the source and not yet handed out; ``timeout_s`` (None: for ever):
     raise ResultTimeout if nothing arrives for so long; ``options`` and ``deadline_s`` as for one request;
-    ``ttl_s`` (0): by default results are pushed only and not kept.
+    ``ttl_s`` (0): by default results are pushed only and not kept; ``on_silence``: called about every second
+    while nothing arrives, with the seconds since the last result; what it raises ends the stream.
     """
 
     window: int
@@ -33,6 +35,19 @@ class StreamKeywords(TypedDict, total=False):
     options: Mapping[str, Any] | None
     deadline_s: float | None
     ttl_s: int
+    on_silence: Callable[[float], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """:class:`StreamKeywords` with their defaults."""
+
+    window: int = 1024
+    timeout_s: float | None = None
+    options: Mapping[str, Any] | None = None
+    deadline_s: float | None = None
+    ttl_s: int = 0
+    on_silence: Callable[[float], None] | None = None
 
 
 class Stream:
@@ -48,21 +63,21 @@ class Stream:
         items: Iterable[Item],
         *,
         ordered: bool,
-        window: int = 1024,
-        timeout_s: float | None = None,
-        options: Mapping[str, Any] | None = None,
-        deadline_s: float | None = None,
-        ttl_s: int = 0,
+        **keywords: Unpack[StreamKeywords],
     ) -> None:
-        if not 1 <= window <= MAX_WINDOW:
-            raise InvalidRequestError(f"window is {window}: use 1 to {MAX_WINDOW}")
+        how = StreamOptions(**keywords)
+        if type(how.window) is not int or not 1 <= how.window <= MAX_WINDOW:
+            raise InvalidRequestError(f"window is {how.window!r}: use 1 to {MAX_WINDOW}")
+        if how.timeout_s is not None:
+            check_seconds("timeout_s", how.timeout_s)
         self._core = core
         self._queue = keys.check_queue(queue)
         self._items: Iterator[Item] = iter(items)
-        self._call = CallOptions(options, ttl_s, deadline_s)
+        self._call = CallOptions(how.options, how.ttl_s, how.deadline_s)
         self._ordered = ordered
-        self._window = window
-        self._timeout_s = timeout_s
+        self._window = how.window
+        self._timeout_s = how.timeout_s
+        self._on_silence = how.on_silence
         self._box = core.mailbox(queue)
         self._exhausted = False
         self._pulled = 0
@@ -157,7 +172,8 @@ class Stream:
             if now - max(self._checked_at, self._heard_at) > CHECK_EVERY_S:
                 self._checked_at = now
                 yield from self._look_up()
-                self._take()
+                if not self._take() and self._on_silence is not None:
+                    self._on_silence(time.monotonic() - self._heard_at)
             self._check_timeout()
 
     def _take(self) -> bool:

@@ -113,6 +113,10 @@ class Loop:
                     raise
                 self._wait_for_redis(error)
                 self._source.recover()  # a lost reply leaves entries under our name
+            except Exception:  # noqa: BLE001 - a worker that stops answers nobody
+                logger().exception("take_failed")
+                self._source.recover()
+                self._stop.wait(BACKOFF_S[1])
             if batches:
                 self._planned.put(batches)
             else:

@@ -7,14 +7,22 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gristmill.errors import InputFileError
 from gristmill.wire import MAX_BODY_BYTES, MAX_TTL_S
 from gristmill_worker.batching.shapes import MAX_TOKENS
+from gristmill_worker.cpus import parse_cpu_list
+from gristmill_worker.models.manifest import describe
 
 ENV_PREFIX: Final = "GRISTMILL_"
 
+
+def _read_cpu_list(value: Any) -> Any:
+    return parse_cpu_list(value) if isinstance(value, str) else value
+
+
+CpuList = Annotated[tuple[Annotated[int, Field(ge=0, lt=65_536)], ...], BeforeValidator(_read_cpu_list)]
 Size = Annotated[int, Field(ge=1)]
 
 
@@ -40,10 +48,10 @@ class Settings(BaseModel):
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # default: host, pid and random digits
     engine: Literal["onnxruntime", "null"] = "onnxruntime"  # null computes nothing: to measure the rest
     threads: int = Field(1, ge=1)
-    cores: tuple[int, ...] | None = None  # CPUs to run on; default: those that the process was given
+    cores: CpuList | None = None  # CPUs to run on; default: those that the process was given
     batch: BatchSettings = BatchSettings()
     truncate: bool = True  # cut long texts; a request's own option goes first
-    lease_s: float = Field(30.0, ge=1)
+    lease_s: float = Field(30.0, ge=1, le=86_400)
     result_ttl_s: int = Field(3600, ge=1, le=MAX_TTL_S)
     max_deliveries: int = Field(5, ge=1)
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
@@ -58,25 +66,21 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
     """
     merged = _read_file(path) if path is not None else {}
     for name, value in _from_env(env).items():
-        if isinstance(value, dict):
-            merged[name] = {**(merged.get(name) or {}), **value}
+        if isinstance(value, dict) and isinstance(merged.get(name, {}), dict):
+            merged[name] = {**merged.get(name, {}), **value}
         else:
             merged[name] = value
     merged |= {name: value for name, value in flags.items() if value is not None}
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
-            for problem in error.errors()
-        )
-        raise InputFileError(f"the settings cannot be used: {problems}") from error
+        raise InputFileError(f"the settings cannot be used: {describe(error)}") from error
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: an impossible date
         raise InputFileError(f"the configuration {path} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise InputFileError(f"the configuration {path} has to be a mapping of settings")
@@ -85,7 +89,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for variable, text in env.items():
+    for variable, text in sorted(env.items()):
         name = variable.removeprefix(ENV_PREFIX).lower()
         outer, _, inner = name.partition("__")
         # Other programs of this project have variables of their own: take only what is a setting.
@@ -95,10 +99,12 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
         if text[0] in "[{":
             try:
                 value = yaml.safe_load(text)
-            except yaml.YAMLError as error:
+            except (ValueError, RecursionError, yaml.YAMLError) as error:
                 raise InputFileError(f"the variable {variable} cannot be read: {error}") from error
         if inner:
-            found.setdefault(outer, {})[inner] = value
+            if not isinstance(found.setdefault(outer, {}), dict):
+                raise InputFileError(f"{ENV_PREFIX}{outer.upper()} and {variable} exclude each other")
+            found[outer][inner] = value
         else:
             found[outer] = value
     return found

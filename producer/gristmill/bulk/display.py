@@ -26,6 +26,7 @@ from gristmill.bulk.score import OnProgress, Summary
 
 REFRESH_S: Final = 0.1
 PREVIEW_CHARS: Final = 60  # of one cell
+SHORT_CHARS: Final = 24  # a cell up to here is always shown whole
 
 
 @contextmanager
@@ -82,11 +83,15 @@ def print_summary(console: Console, summary: Summary, out: Path) -> None:
 
 
 def preview_table(rows: list[dict[str, Any]]) -> Table:
-    """Return a table of scored rows, long cells shortened."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*(escape(name) for name in columns))
-    for row in rows:
-        table.add_row(*(_cell(row.get(name)) for name in columns))
+    """Return a table of scored rows, one line each; long cells give way to short ones."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = {name: [_cell(row.get(name)) for row in rows] for name in names}
+    table = Table()
+    for name in names:
+        width = max(len(name), *(len(cell) for cell in cells[name]))
+        table.add_column(escape(name), no_wrap=True, min_width=width if width <= SHORT_CHARS else None)
+    for row in zip(*cells.values(), strict=True):
+        table.add_row(*row)
     return table
 
 

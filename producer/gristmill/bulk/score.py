@@ -38,6 +38,7 @@ class Job:
     delimiter: str = ","
     force: bool = False
     preview: int = 0
+    wait: float = 30.0
 
     @property
     def piped(self) -> bool:
@@ -78,6 +79,8 @@ class Layout:
             )
         self.prefix = job.prefix
         self.columns = [job.prefix + name for name in (*names[task], "error")]
+        self.line_column = job.prefix + "line"  # where a row that could not be read is named
+        self.names = {*self.columns, self.line_column}
         self.options: dict[str, Any] = {"truncate": job.truncate}
         if task == "text-classification":
             self.options["top_k"] = job.top_k or None
@@ -180,7 +183,7 @@ def score_file(client: Client, job: Job, on_progress: OnProgress | None = None) 
             file_format(job.out),
             reader.columns,
             layout.columns,
-            line_column=job.prefix + "line",
+            line_column=layout.line_column,
             delimiter=job.delimiter,
         ) as writer:
             summary = Summary(size_bytes=reader.size_bytes)
@@ -205,11 +208,24 @@ def _results(client: Client, job: Job, layout: Layout, reader: Reader) -> Iterat
 
     def items() -> Iterator[Item]:
         for row in reader:
+            if reader.columns is None and (taken := (row.values or {}).keys() & layout.names):
+                listed = ", ".join(map(repr, sorted(taken)))
+                problem = f"line {row.line} has {listed}, which is also a result's name: use --prefix"
+                row = Row(None, row.line, row.position, InvalidRequestError(problem))  # noqa: PLW2901
             rows.append(row)
             yield _item(row, job)
 
+    def on_silence(seconds: float) -> None:
+        if seconds > job.wait:
+            served_task(client, job.queue)  # raises where all workers have gone
+
     for _, result in client.stream(
-        job.queue, items(), ordered=True, window=job.window, options=layout.options
+        job.queue,
+        items(),
+        ordered=True,
+        window=job.window,
+        options=layout.options,
+        on_silence=on_silence,
     ):
         yield rows.popleft(), result
 

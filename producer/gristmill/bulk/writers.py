@@ -11,7 +11,7 @@ import fcntl
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
@@ -81,8 +81,6 @@ class JsonlEncoder:
         added = {name: results.get(name) for name in self._results}
         if row.values is None:
             return orjson.dumps({self._line_column: row.line, **added}) + b"\n"
-        if taken := row.values.keys() & {*self._results, self._line_column}:
-            raise InputFileError(_collision(taken, f"line {row.line}"))
         if row.raw is not None:
             # The input's own text, not a copy: numbers, order and odd bytes stay as they are.
             comma = b"," if row.values else b""
@@ -158,14 +156,16 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def _open_locked(path: Path) -> IO[bytes]:
-    with _disk_errors(path):
-        file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise InputFileError(f"{path}: another run is writing this file") from None
-    file.truncate(0)
+    """Open ``path`` empty; never through a link, so that nothing but a file of ours is emptied."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    with _disk_errors(path), ExitStack() as undo:
+        file = undo.enter_context(os.fdopen(os.open(path, flags, 0o666), "ab"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputFileError(f"{path}: another run is writing this file") from None
+        file.truncate(0)  # fails where it is a device or a pipe
+        undo.pop_all()
     return file
 
 

@@ -8,7 +8,9 @@
 --       3...  per request: number of stream fields n, then n field names and values, alternating
 -- Returns one integer per request: 1 queued, 0 known already (nothing was done), -1 refused: queue full.
 
-local limit = tonumber(redis.call('HGET', KEYS[2], 'max_length') or nil) or tonumber(ARGV[1])
+local limit = tonumber(ARGV[1])
+local configured = redis.call('HGET', KEYS[2], 'max_length')
+if configured and string.find(configured, '^%d+$') then limit = tonumber(configured) end
 local room = limit - redis.call('XLEN', KEYS[1])
 local outcome = {}
 local at = 3

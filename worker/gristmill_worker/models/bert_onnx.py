@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from gristmill_worker.models.checkpoint import Checkpoint, Weight
 from gristmill_worker.models.graph_builder import GraphBuilder, Linear, Norm
 from gristmill_worker.models.manifest import ModelRefusedError
+from gristmill_worker.models.text_settings import given_pad_token_id
 
 _ACTIVATIONS: Mapping[str, Callable[[GraphBuilder, str, str], str]] = {
     "gelu": GraphBuilder.gelu,
@@ -119,8 +120,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 def pad_token_id(config: Mapping[str, Any]) -> int:
     """Return the padding token that the family's graph expects."""
-    value = config.get("pad_token_id")
-    return family_of(config).pad_token_id if value is None else int(value)
+    given = given_pad_token_id(config)
+    return family_of(config).pad_token_id if given is None else given
 
 
 def is_classifier(checkpoint: Checkpoint) -> bool:
@@ -153,10 +154,10 @@ class _Bert:
         self.checkpoint = checkpoint
         self.config = config = checkpoint.config
         self.family = family = family_of(config)
-        self.hidden: int = config.get(*family.hidden)
-        self.layers: int = config.get(*family.layers)
-        self.heads: int = config.get(*family.heads)
-        self.inner: int = config.get(*family.inner)
+        self.hidden = _size(config, *family.hidden)
+        self.layers = _size(config, *family.layers)
+        self.heads = _size(config, *family.heads)
+        self.inner = _size(config, *family.inner)
         self.epsilon: float = config.get(*family.epsilon)
         self.graph = GraphBuilder()
         self._check()
@@ -169,7 +170,7 @@ class _Bert:
                 f"position_embedding_type {positions!r} is not supported, only 'absolute'"
             )
         activation = self.config.get(self.family.activation, "gelu")
-        if activation not in _ACTIVATIONS:
+        if not isinstance(activation, str) or activation not in _ACTIVATIONS:
             raise ModelRefusedError(
                 f"{self.family.activation} {activation!r} is not supported, only {', '.join(_ACTIVATIONS)}"
             )
@@ -273,6 +274,13 @@ class _Bert:
     def _norm(self, name: str) -> Norm:
         weight = self.checkpoint.weight(f"{name}.weight", self.hidden)
         return Norm(weight, self.checkpoint.weight(f"{name}.bias", self.hidden), self.epsilon)
+
+
+def _size(config: Mapping[str, Any], name: str, default: int) -> int:
+    value = config.get(name, default)
+    if type(value) is not int or value < 1:
+        raise ModelRefusedError(f"{name} is {value!r} in the model's configuration, not a number from 1")
+    return value
 
 
 def _value(name: str, kind: int, *shape: str | int) -> ValueInfoProto:

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from gristmill.bulk.readers import MAX_FIELD_CHARS
 from gristmill.errors import InputFileError
 from gristmill.wire import json_type
 
@@ -55,6 +56,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     kind = path.suffix.lower()
     if kind in _DELIMITERS:
         with path.open(encoding="utf-8-sig", newline="") as file:
+            csv.field_size_limit(MAX_FIELD_CHARS)
             reader = csv.DictReader(file, delimiter=_DELIMITERS[kind], strict=True)
             for row in reader:
                 yield reader.line_num, row

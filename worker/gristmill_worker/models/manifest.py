@@ -56,10 +56,10 @@ class Manifest(BaseModel):
     file: str = MODEL_FILE
     precision: str = "fp32"
     sparsity: float = Field(0.0, ge=0.0, le=1.0)  # share of zero weights in the matrix multiplications
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...] = Field(min_length=1)
+    outputs: tuple[Tensor, ...] = Field(min_length=1)
     max_length: int = Field(gt=0)  # tokens, special tokens included
-    pad_token_id: int = 0
+    pad_token_id: int = Field(0, ge=0, lt=2**31)
     # embeddings
     pooling: Literal["mean", "cls", "max"] | None = None
     normalize: bool = False
@@ -81,7 +81,7 @@ class Manifest(BaseModel):
             raise ValueError(f"'files' has no digest of {self.file!r}")
         if self.task != "tensors" and TOKENIZER_FILE not in self.files:
             raise ValueError(f"'files' has no digest of {TOKENIZER_FILE!r}")
-        if bad := [name for name in self.files if os.path.basename(name) != name]:  # noqa: PTH119
+        if bad := [name for name in self.files if os.path.basename(name) != name or "\0" in name]:  # noqa: PTH119
             raise ValueError(f"'files' names something outside the directory: {bad[0]!r}")
         return self
 
@@ -103,6 +103,11 @@ class Manifest(BaseModel):
         """Write ``gristmill.json``; the last step of making a model directory."""
         data = {**self.model_dump(exclude_none=True), "digest": self.digest}
         (directory / FILE_NAME).write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def describe(error: ValidationError) -> str:
+    """Return what is wrong in one line."""
+    return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
 
 
 def digest_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
@@ -128,8 +133,10 @@ def load(directory: Path) -> Manifest:
         ) from error
     except OSError as error:
         raise ModelRefusedError(f"{directory} cannot be read: {error}") from error
-    except (ValidationError, orjson.JSONDecodeError) as error:
-        raise ModelRefusedError(f"{path} is not a valid manifest: {error}") from error
+    except orjson.JSONDecodeError as error:
+        raise ModelRefusedError(f"{path} is not valid JSON: {error}") from error
+    except ValidationError as error:
+        raise ModelRefusedError(f"{path} is not a valid manifest: {describe(error)}") from error
     if digest != manifest.digest:
         raise ModelRefusedError(f"{path} was changed: restore it or import the model again")
     for name, expected in manifest.files.items():

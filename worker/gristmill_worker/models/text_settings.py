@@ -86,10 +86,18 @@ def largest_token_id(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
 
 
+def given_pad_token_id(config: Mapping[str, Any]) -> int | None:
+    """Return the padding token that the model's configuration names, None if it names none."""
+    value = config.get("pad_token_id")
+    if value is not None and (type(value) is not int or value < 0):
+        raise ModelRefusedError(f"pad_token_id is {value!r} in the model's configuration, not a token")
+    return value
+
+
 def find_pad_token_id(config: Mapping[str, Any], tokenizer: Tokenizer | None) -> int:
     """Return the padding token's ID: the config's, else that of ``[PAD]`` or ``<pad>``, else 0."""
-    if config.get("pad_token_id") is not None:
-        return int(config["pad_token_id"])
+    if (given := given_pad_token_id(config)) is not None:
+        return given
     names = ("[PAD]", "<pad>") if tokenizer is not None else ()
     found = (tokenizer.token_to_id(name) for name in names if tokenizer is not None)
     return next((value for value in found if value is not None), 0)

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
 
-from redis import Redis
+from redis import ConnectionPool, Redis
 from redis.exceptions import ResponseError
 
 from gristmill import keys, scripts, wire
-from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, check_url, pool_options, translate
+from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, open_pool, translate
 from gristmill_worker.sources.base import Delivery, Outcome
 
 REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer requests in flight
@@ -23,11 +23,8 @@ FORGOTTEN_MS: Final = 3_600_000  # a consumer without entries that is idle for s
 
 
 def connect(url: str) -> Redis:
-    """Return a connection pool of its own; the driver repeats nothing by itself."""
-    options = pool_options()
-    del options["timeout"]  # of the clients' blocking pool
-    client: Redis = Redis.from_url(check_url(url), **options)
-    return client
+    """Return a client with connections of its own; the driver repeats nothing by itself."""
+    return Redis(connection_pool=open_pool(ConnectionPool, url))
 
 
 class StreamSource:

@@ -9,22 +9,17 @@ import click
 from rich.console import Console
 
 from gristmill.errors import InputFileError
+from gristmill_worker.cpus import parse_cpu_list
 
 
 def cpu_list(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
-    """Read a CPU list as taskset and cpusets write it: 0,2-3."""
-    if value is None:
-        return None
-    cores: list[int] = []
+    """Read an option that is a CPU list."""
     try:
-        for part in value.split(","):
-            first, _, last = part.partition("-")
-            cores.extend(range(int(first), int(last or first) + 1))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a CPU list such as 0,2-3") from None
-    return tuple(dict.fromkeys(cores))
+        return None if value is None else parse_cpu_list(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
