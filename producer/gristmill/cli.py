@@ -125,7 +125,8 @@ def score(
         with progress_bar(terminal) as on_progress:
             summary = score_file(client, job, on_progress)
     if summary.preview:
-        Console().print(preview_table(summary.preview))
+        console = Console()
+        console.print(preview_table(summary.preview, console.width))
     print_summary(terminal, summary, job.out)
     return ExitCode.ROWS_FAILED if summary.failed else ExitCode.OK
 

@@ -82,25 +82,36 @@ def print_summary(console: Console, summary: Summary, out: Path) -> None:
         console.out(f"{name:<10}{value}", highlight=False)
 
 
-def preview_table(rows: list[dict[str, Any]]) -> Table:
-    """Return a table of scored rows, one line each; long cells give way to short ones."""
+def preview_table(rows: list[dict[str, Any]], width: int) -> Table:
+    """Return a table of scored rows, one line each, in ``width`` characters; long cells give way."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = {name: [_cell(row.get(name)) for row in rows] for name in names}
+    widths = {name: max(len(name), *map(len, column)) for name, column in cells.items()}
+    long = [name for name in names if widths[name] > SHORT_CHARS]
+    left = width - 1 - 3 * len(names) - sum(widths[name] for name in names if name not in long)
+    most = min(PREVIEW_CHARS, max(left // max(len(long), 1), SHORT_CHARS // 2))
     table = Table()
     for name in names:
-        width = max(len(name), *(len(cell) for cell in cells[name]))
-        table.add_column(escape(name), no_wrap=True, min_width=width if width <= SHORT_CHARS else None)
+        table.add_column(escape(name), no_wrap=True)
     for row in zip(*cells.values(), strict=True):
-        table.add_row(*row)
+        table.add_row(
+            *(
+                _shortened(cell, most if name in long else widths[name])
+                for name, cell in zip(names, row, strict=True)
+            )
+        )
     return table
 
 
-def _cell(value: Any) -> Text:
+def _shortened(text: str, most: int) -> Text:
+    return Text(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def _cell(value: Any) -> str:
     if isinstance(value, float):
         text = f"{value:.4f}"
     elif isinstance(value, str):
         text = value.encode("utf-8", "replace").decode()
     else:
         text = "" if value is None else orjson.dumps(value).decode()
-    text = " ".join(text.split())
-    return Text(text if len(text) <= PREVIEW_CHARS else text[: PREVIEW_CHARS - 1] + "…")
+    return " ".join(text.split())
