@@ -30,7 +30,11 @@ if SOCKET_TIMEOUT_S <= BLOCK_S:
     raise RuntimeError("a blocking read has to end before its socket times out")
 
 # Waiting does not help against these; everything else that goes wrong with a connection may pass.
-_FINAL: Final = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+_DENIED: Final = (
+    exceptions.AuthenticationError,
+    exceptions.AuthorizationError,
+    exceptions.NoPermissionError,
+)
 _PASSING: Final = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
@@ -85,8 +89,9 @@ def translate(error: Exception, url: str) -> BrokerUnavailable:
     where = urlsplit(url)
     name = f"{where.hostname}:{where.port or 6379}" if where.hostname else where.path
     message = str(error) or type(error).__name__
-    if isinstance(error, _FINAL):
-        return BrokerUnavailable(f"Redis at {name} refused the login: {message}", retryable=False)
+    if isinstance(error, _DENIED) or "NOPERM" in message:
+        denied = f"Redis at {name} refused the login or lacks a permission: {message}"
+        return BrokerUnavailable(denied, retryable=False, denied=True)
     if isinstance(error, _PASSING) or any(code in message for code in _PASSING_CODES):
         return BrokerUnavailable(f"Redis at {name} is not available: {message}")
     return BrokerUnavailable(f"Redis at {name} refused a command: {message}", retryable=False)

@@ -62,13 +62,17 @@ class WireError(GristmillError):
 
 
 class BrokerUnavailable(GristmillError):
-    """Redis cannot be reached or refuses commands. ``retryable`` says whether waiting may help."""
+    """Redis cannot be reached or refuses commands.
+
+    ``retryable`` says whether waiting may help; ``denied`` that login or permission is what lacks.
+    """
 
     exit_code = ExitCode.BROKER_UNAVAILABLE
 
-    def __init__(self, message: str, *, retryable: bool = True) -> None:
+    def __init__(self, message: str, *, retryable: bool = True, denied: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.denied = denied
 
 
 class QueueFull(GristmillError):

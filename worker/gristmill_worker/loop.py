@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from queue import Queue
 from typing import Final
 
@@ -28,6 +27,7 @@ from gristmill_worker.tasks.base import Encoded, ItemError, Task
 from gristmill_worker.telemetry import Counters, logger
 
 BACKOFF_S: Final = 0.1, 2.0
+REFUSALS: Final = 5  # in a row, by a Redis that answers otherwise
 LAST_TRY_S: Final = 5.0  # for storing results after the stop signal while Redis is away
 FINISHED_TOGETHER: Final = 256  # requests
 HELD_WINDOWS: Final = 2  # one runs, one is spare
@@ -261,15 +261,16 @@ class Loop:
 
         What Redis refuses is stored one by one, and the one that it refuses alone as an error.
         """
-        give_up = None
-        for attempt in count(1):
+        give_up, refusals = None, 0
+        while True:
             try:
                 finished = self._source.finish(outcomes)
                 break
             except BrokerUnavailable as error:
-                # Too large a command is not answered, its connection just ends.
-                refused = not error.retryable or (attempt > 1 and self._source.reachable())
-                if refused and not substituted:
+                # Too large a command is often not answered, its connection just ends: while Redis is there
+                # all the time, and only this fails again and again, it is a refusal.
+                refusals = refusals + 1 if not error.denied and self._source.reachable() else 0
+                if refusals >= REFUSALS and not substituted:
                     for outcome in outcomes:
                         single = [outcome] if len(outcomes) > 1 else [self._judge.not_stored(outcome, error)]
                         self._finish(single, substituted=len(outcomes) == 1)
@@ -291,7 +292,7 @@ class Loop:
         if self._outage != str(error):  # once for each outage
             self._outage = str(error)
             logger().warning("redis_unavailable", error=self._outage)
-        time.sleep(BACKOFF_S[0] if error.retryable else BACKOFF_S[1])
+        time.sleep(BACKOFF_S[1] if error.denied else BACKOFF_S[0])
 
     @contextmanager
     def _redelivered_on_error(self, deliveries: Sequence[Delivery]) -> Iterator[None]:
