@@ -57,8 +57,11 @@ class StreamSource:
             self._prepare()
             if time.monotonic() >= self._reclaim_at:
                 self._reclaim()
-            found = self._own() if self._recover else []
-            self._recover = bool(found)
+            found: list[Delivery] = []
+            if self._recover:
+                self._recover = False  # first: another thread may set it again meanwhile
+                found = self._own()
+                self._recover = self._recover or bool(found)
             if not found:
                 found = self._new(count, block_s)
         with self._lock:
