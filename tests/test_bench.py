@@ -273,3 +273,25 @@ class TestCores:
     def test_have_to_be_usable(self) -> None:
         with pytest.raises(InputFileError, match="4095"):
             choose_cores(4095, None)
+
+
+@pytest.mark.parametrize("command", ["tune", "bench"])
+def test_what_cannot_work_is_said_before_measuring(
+    command: str, tiny_classifier: Path, tmp_path: Path
+) -> None:
+    for wrong, code, message in (
+        (("--json", str(tmp_path / "none" / "a.json")), ExitCode.BAD_INPUT, "cannot be written"),
+        (("--png", str(tmp_path / "none" / "a.png")), ExitCode.BAD_INPUT, "cannot be written"),
+        (("--engine", "abacus"), ExitCode.BAD_INPUT, "engine 'abacus' is unknown"),
+        (("--seconds" if command == "tune" else "--seconds-per-load", "inf"), ExitCode.USAGE, "finite"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "gristmill_worker", command, str(tiny_classifier), *wrong],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr

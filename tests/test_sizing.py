@@ -47,6 +47,36 @@ def test_settings_go_before_what_tune_chose_before_the_grid(tiny_classifier: Pat
         sizing(model, shapes=[[2, 16]])
 
 
+@pytest.mark.parametrize("shapes", [[[1, 8], [4, 16]], [[1, 48], [2000, 48]], [[1, 512]]])
+def test_stored_shapes_that_do_not_fit_are_not_used(
+    tiny_classifier: Path, tmp_path: Path, shapes: list[list[int]]
+) -> None:
+    model = tuned(tiny_classifier, tmp_path)
+    (path,) = model.glob("costs-*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "shapes": shapes}), "utf-8")
+    assert list(sizing(model).shapes) == list(sizing(tiny_classifier).shapes)
+    assert sizing(model).measured
+
+
+@pytest.mark.parametrize(
+    "measurement",
+    [
+        {"shape": [1, 16], "seconds": 1e308, "runs": 1},
+        {"shape": [1, 16], "seconds": 1e-323, "runs": 1},
+        {"shape": [1, 10**400], "seconds": 1.0, "runs": 1},
+    ],
+)
+def test_senseless_costs_are_as_if_there_were_none(
+    tiny_classifier: Path, tmp_path: Path, measurement: dict[str, object]
+) -> None:
+    model = tuned(tiny_classifier, tmp_path)
+    (path,) = model.glob("costs-*.json")
+    table = json.loads(path.read_text("utf-8"))
+    table["measurements"].append(measurement)
+    path.write_text(json.dumps(table), "utf-8")
+    assert not sizing(model).measured
+
+
 def test_a_worker_uses_what_tune_stored(
     client: Client, workers: Workers, queue: str, tiny_classifier: Path, tmp_path: Path
 ) -> None:

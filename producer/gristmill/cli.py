@@ -83,7 +83,7 @@ def _delimiter(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.option("--preview", type=click.IntRange(min=0), default=0, metavar="N", help="Print the first N rows.")
 @click.option(
     "--wait",
-    type=click.FloatRange(min=0),
+    type=console.Finite(min=0),
     default=30,
     show_default=True,
     metavar="S",
@@ -125,8 +125,8 @@ def score(
         with progress_bar(terminal) as on_progress:
             summary = score_file(client, job, on_progress)
     if summary.preview:
-        console = Console()
-        console.print(preview_table(summary.preview, console.width))
+        screen = Console()
+        screen.print(preview_table(summary.preview, screen.width))
     print_summary(terminal, summary, job.out)
     return ExitCode.ROWS_FAILED if summary.failed else ExitCode.OK
 
@@ -233,7 +233,7 @@ def _body(text: str) -> dict[str, Any]:
 @click.argument("request_id", metavar="ID")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=console.Finite(min=0),
     default=30,
     show_default=True,
     metavar="S",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
-from gristmill.errors import ExitCode, GristmillError
+from gristmill.errors import ExitCode, GristmillError, InputFileError
 
 EXIT_CODES: Final = "Exit codes: " + ", ".join(
     f"{code.value} {code.name.lower().replace('_', ' ')}" for code in ExitCode
@@ -45,6 +47,27 @@ def run(group: click.Group) -> NoReturn:
         click.echo(f"error: {error}", err=True)
         code = ExitCode.FAILURE
     sys.exit(int(code or 0))
+
+
+class Finite(click.FloatRange):
+    """A number within bounds; neither infinite nor NaN, which compare with no bound."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
+def check_writable(path: Path) -> None:
+    """Raise InputFileError if the file ``path`` cannot be written: better before long work than after."""
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise InputFileError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

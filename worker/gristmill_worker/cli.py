@@ -33,7 +33,7 @@ def cli() -> None:
 @click.option("--engine", help="Engine to run the model on.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine.")
 @click.option("--cores", callback=cpu_list, metavar="LIST", help="CPUs to run on, e.g. 0,2-3.")
-@click.option("--lease-s", type=click.FloatRange(min=1), help="Silence after which others take over.")
+@click.option("--lease-s", type=console.Finite(min=1), help="Silence after which others take over.")
 @click.option("--log-level", help="debug, info, warning or error.")
 def run(config: Path | None, **flags: Any) -> int:
     """Serve one queue with one model in this process.

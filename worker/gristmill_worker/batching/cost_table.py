@@ -22,7 +22,7 @@ _FEATURES: Final = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16",
 _FEATURES_ARM: Final = ("asimd", "asimddp", "sve", "i8mm", "bf16")
 _ARM_NAME: Final = ("CPU implementer", "CPU part")
 
-Size = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class CostKey(BaseModel):
@@ -50,7 +50,7 @@ class Measurement(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     shape: tuple[Size, Size]  # (batch, sequence)
-    seconds: float = Field(gt=0, allow_inf_nan=False)
+    seconds: float = Field(ge=1e-7, le=1e5)
     runs: int = Field(ge=1)
 
 

@@ -51,10 +51,12 @@ class Sizing:
         key = cost_key(settings.engine, manifest.precision, settings.threads, manifest.digest)
         candidates = candidate_shapes(manifest.max_length, batch.max_tokens)
         table = load_costs(settings.model, key)
-        chosen = batch.shapes or (table.shapes if table is not None else ())
-        if chosen:
-            shapes = check_shapes(chosen, manifest.max_length)
-        else:
+        stored = set(table.shapes) if table is not None else set()
+        if batch.shapes:
+            shapes = check_shapes(batch.shapes, manifest.max_length)
+        elif stored <= set(candidates) and any(shape[1] == manifest.max_length for shape in stored):
+            shapes = sorted(stored)
+        else:  # nothing was tuned, or for other limits
             shapes = default_shapes(manifest.max_length, batch.max_tokens)
         costs, origin = costs_for(settings.model, key, sorted({*shapes, *candidates}))
         return cls(shapes, candidates, costs, origin == "measured", manifest.max_length, batch.max_items)

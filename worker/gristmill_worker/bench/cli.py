@@ -12,6 +12,7 @@ import click
 import orjson
 from rich.console import Console
 
+from gristmill import console
 from gristmill.errors import InputFileError
 
 COUNT: Final = 800
@@ -44,7 +45,7 @@ COUNT: Final = 800
 @click.option("--rounds", type=click.IntRange(min=1), help="Alternated rounds.  [default: 3]")
 @click.option(
     "--seconds-per-load",
-    type=click.FloatRange(min=0, min_open=True),
+    type=console.Finite(min=0, min_open=True),
     metavar="S",
     help="Of each load of the open loop.  [default: 8]",
 )
@@ -73,8 +74,8 @@ def bench(model: Path, texts: Path | None, text_column: str | None, quick: bool,
             f"the package {error.name!r} is missing: pip install 'gristmill[worker]'"
         ) from error
     for path in (given["json"], given["png"]):
-        if path is not None and not path.parent.is_dir():  # said now, not after minutes
-            raise InputFileError(f"{path.parent} is not a directory")
+        if path is not None:
+            console.check_writable(path)
     if given["png"] is not None:
         bench_report.check_png()
     amounts = QUICK if quick else Amounts()
@@ -85,12 +86,12 @@ def bench(model: Path, texts: Path | None, text_column: str | None, quick: bool,
     subject = prepare(model, given["engine"], given["threads"], cores, measured, sample)
     source = str(texts or "Python's documentation, by paragraphs")
     report = measure(subject, replace(amounts, **changed), source, say)
+    say("done")
+    bench_report.show(Console(), report)
     if given["json"] is not None:
         given["json"].write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2) + b"\n")
     if given["png"] is not None:
         bench_report.write_png(report, given["png"])
-    say("done")
-    bench_report.show(Console(), report)
 
 
 class Progress:

@@ -111,6 +111,7 @@ def prepare(
     lengths of ``sample``. Without: the worker's default grid, planned by the formula. Raises InputFileError
     for a model or text that cannot be used.
     """
+    engine_loader(engine)  # says now what is wrong with the name
     manifest = manifests.load(model)
     if manifest.task == "tensors":
         raise InputFileError(f"{manifest.name} takes tensors: only models that score text are measured")

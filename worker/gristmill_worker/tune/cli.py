@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from gristmill import console
 from gristmill.errors import InputFileError
 from gristmill_worker.cpus import parse_cpu_list
 
@@ -45,7 +46,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--seconds",
     default=150.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=console.Finite(min=0, min_open=True),
     help="Time for measuring.",
 )
 @click.option(
@@ -55,7 +56,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--latency-ms",
-    type=click.FloatRange(min=0, min_open=True),
+    type=console.Finite(min=0, min_open=True),
     help="Also recommend for 95 % of texts within this time.",
 )
 @click.option("--png", type=_FILE, help="Draw the costs into this file.")
@@ -80,12 +81,15 @@ def tune(json_path: Path | None, png: Path | None, **options: Any) -> None:
         raise InputFileError(
             f"the package {error.name!r} is missing: pip install 'gristmill[worker]'"
         ) from error
+    for path in (json_path, png):
+        if path is not None:
+            console.check_writable(path)
     if png is not None:
         tune_report.check_png()
-    console = Console()
+    terminal = Console()
     with Console(stderr=True).status("starting") as status:
         report = run(TuneOptions(**options), say=status.update)
-    tune_report.print_report(console, report)
+    tune_report.print_report(terminal, report)
     for recommendation in report.recommendations:
         # Not through the console, which would wrap the lines.
         click.echo(f"\n# for {recommendation.goal}")
