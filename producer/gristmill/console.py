@@ -6,6 +6,8 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
@@ -57,6 +59,17 @@ class Finite(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Turn a package that is missing in the block into advice: install ``extra``."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputFileError(
+            f"the package {error.name!r} is missing: pip install 'gristmill[{extra}]'"
+        ) from error
 
 
 def check_writable(path: Path) -> None:

@@ -24,7 +24,7 @@ DONE: Final = b"done"  # the mark that a reply-only request leaves behind for a 
 _ID = re.compile(r"[^\x00-\x20\x7f]{1,200}")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
 
-type_names: Final = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number"}
+_TYPE_NAMES: Final = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def json_type(value: Any) -> str:
     """Name the JSON type of ``value`` for a message."""
     if value is None or isinstance(value, bool):
         return str(orjson.dumps(value), "ascii")
-    return type_names.get(type(value), type(value).__name__)
+    return _TYPE_NAMES.get(type(value), type(value).__name__)
 
 
 def _as_result(record: Any) -> Result:

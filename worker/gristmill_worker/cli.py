@@ -10,7 +10,6 @@ import click
 
 import gristmill
 from gristmill import console
-from gristmill.errors import InputFileError
 from gristmill_worker.bench.cli import bench
 from gristmill_worker.models.cli import model
 from gristmill_worker.tune.cli import cpu_list, tune
@@ -46,13 +45,9 @@ def run(config: Path | None, **flags: Any) -> int:
     Example:
       gristmill-worker run configs/topics.yaml --redis redis://localhost:6379/0
     """
-    try:
+    with console.needs_extra("worker"):
         from gristmill_worker.service import serve
         from gristmill_worker.settings import load_settings
-    except ModuleNotFoundError as error:
-        raise InputFileError(
-            f"the package {error.name!r} is missing: pip install 'gristmill[worker]'"
-        ) from error
     return serve(load_settings(config, os.environ, flags))
 
 

@@ -65,14 +65,10 @@ def bench(model: Path, texts: Path | None, text_column: str | None, quick: bool,
     """
     if texts is not None and text_column is None:
         raise click.UsageError("--texts goes with --text-column")
-    try:
+    with console.needs_extra("worker"):
         from gristmill_worker.bench import report as bench_report
         from gristmill_worker.bench.figures import measure
         from gristmill_worker.bench.throughput import QUICK, Amounts, prepare, read_texts, split
-    except ModuleNotFoundError as error:
-        raise InputFileError(
-            f"the package {error.name!r} is missing: pip install 'gristmill[worker]'"
-        ) from error
     for path in (given["json"], given["png"]):
         if path is not None:
             console.check_writable(path)

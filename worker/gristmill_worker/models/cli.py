@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gristmill.errors import InputFileError
+from gristmill import console as gristmill_console
 
 if TYPE_CHECKING:
     from gristmill_worker.models.fit_head import Report
@@ -49,7 +47,7 @@ def import_command(source: str, out: Path, force: bool) -> None:
       gristmill-worker model import hf:sentence-transformers/all-MiniLM-L6-v2 --out models/minilm
     """
     started = time.monotonic()
-    with _needs_extra():
+    with gristmill_console.needs_extra("worker,models"):
         from gristmill_worker.models.importer import import_model
 
         manifest = import_model(source, out, force=force)
@@ -95,7 +93,7 @@ def fit_head_command(
         --text-column body --label-column team --out models/tickets
     """
     console = Console()
-    with _needs_extra():
+    with gristmill_console.needs_extra("worker,models"):
         from gristmill_worker.models.fit_head import fit_head
         from gristmill_worker.models.labelled import read_labelled
 
@@ -118,17 +116,6 @@ def fit_head_command(
         console.print(f"{labelled.repeated} repeated rows of {rows} were left out")
     _print_report(console, report)
     console.print(f"{manifest.id} is in {out}", highlight=False)
-
-
-@contextmanager
-def _needs_extra() -> Iterator[None]:
-    """Turn a missing package into advice: these commands need more than a worker does."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise InputFileError(
-            f"the package {error.name!r} is missing: pip install 'gristmill[worker,models]'"
-        ) from error
 
 
 def _progress(console: Console) -> Progress:

@@ -9,7 +9,6 @@ import click
 from rich.console import Console
 
 from gristmill import console
-from gristmill.errors import InputFileError
 from gristmill_worker.cpus import parse_cpu_list
 
 
@@ -73,14 +72,10 @@ def tune(json_path: Path | None, png: Path | None, **options: Any) -> None:
       gristmill-worker tune models/minilm --cores 0
       gristmill-worker tune models/minilm --texts tickets.csv --text-column body --latency-ms 100
     """
-    try:
+    with console.needs_extra("worker"):
         from gristmill_worker.tune import report as tune_report
         from gristmill_worker.tune.run import TuneOptions
         from gristmill_worker.tune.run import tune as run
-    except ModuleNotFoundError as error:
-        raise InputFileError(
-            f"the package {error.name!r} is missing: pip install 'gristmill[worker]'"
-        ) from error
     for path in (json_path, png):
         if path is not None:
             console.check_writable(path)
