@@ -118,7 +118,8 @@ class TestTheCommand:
 
     def test_it_says_what_it_ran_on(self, report: dict[str, Any]) -> None:
         about = report["ran_on"]
-        assert about["engine"] == "onnxruntime"
+        assert about["engine"] == "openvino"
+        assert about["precision"] in {"fp32", "bf16"}
         assert about["precision"] == "fp32"
         assert about["worker_core"] in os.sched_getaffinity(0)
         assert about["costs"] == "formula"

@@ -13,16 +13,18 @@ from gristmill_worker.batching.cost_table import (
     CostKey,
     CostTable,
     Measurement,
-    check_writable,
     cost_key,
-    cpu_model,
-    describe_cpu,
+    costs_path,
     load_costs,
     save_costs,
 )
 from gristmill_worker.batching.costs import costs_for, fit, fit_error, formula
 from gristmill_worker.batching.shapes import candidate_shapes
+from gristmill_worker.cpus import cpu_model, describe_cpu
 from gristmill_worker.engines.base import Shape
+from gristmill_worker.engines.variant import Variant
+from gristmill_worker.models import manifest as manifests
+from gristmill_worker.models.records import check_writable
 
 GRID = candidate_shapes(256)
 MEASURED = st.dictionaries(st.sampled_from(GRID), st.floats(1e-4, 10.0), min_size=1, max_size=20)
@@ -101,12 +103,12 @@ class TestTable:
         other = KEY.model_copy(update={name: 2 if name == "threads" else "other"})
         assert load_costs(tmp_path, other) is None
         # Not even under its name.
-        (tmp_path / KEY.file_name).rename(tmp_path / other.file_name)
+        costs_path(tmp_path, KEY).rename(costs_path(tmp_path, other))
         assert load_costs(tmp_path, other) is None
 
     @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"format": 2}', b"\xff"])
     def test_a_damaged_table_is_none(self, tmp_path: Path, content: bytes) -> None:
-        (tmp_path / KEY.file_name).write_bytes(content)
+        costs_path(tmp_path, KEY).write_bytes(content)
         assert load_costs(tmp_path, KEY) is None
         assert costs_for(tmp_path, KEY, GRID) == (formula(GRID), "formula")
 
@@ -120,17 +122,20 @@ class TestTable:
     def test_a_directory_that_cannot_be_written_is_said_to_be_so(self) -> None:
         with pytest.raises(InputFileError, match="cannot be stored in /proc/self"):
             check_writable(UNWRITABLE)
-        with pytest.raises(InputFileError, match="tune a copy of the model"):
+        with pytest.raises(InputFileError, match="use a copy of the model"):
             save_costs(UNWRITABLE, table())
 
 
 class TestKey:
-    def test_it_holds_this_cpu_and_the_engines_version(self) -> None:
-        key = cost_key("onnxruntime", "int8", 2, "abc")
+    def test_it_holds_this_cpu_and_the_engines_version(self, tiny_encoder: Path) -> None:
+        manifest = manifests.load(tiny_encoder)
+        key = cost_key(Variant(tiny_encoder, "onnxruntime", "fp32", manifest), 2)
         assert key.cpu == cpu_model()
         assert key.engine_version[0].isdigit()
-        assert (key.precision, key.threads, key.model) == ("int8", 2, "abc")
-        assert cost_key("no such engine", "int8", 2, "abc").engine_version == "unknown"
+        assert (key.precision, key.threads, key.model) == ("fp32", 2, manifest.digest)
+        other = Variant(tiny_encoder, "no such engine", "fp32", manifest, "bf16")
+        assert other.run_key().engine_version == "unknown"
+        assert other.run_key().precision == "bf16"
 
     def test_a_cpu_is_its_name_its_numbers_and_what_engines_look_for(self) -> None:
         intel = (

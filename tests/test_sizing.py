@@ -13,6 +13,7 @@ from gristmill.errors import InputFileError
 from gristmill_worker.batching import sizing as sizing_module
 from gristmill_worker.batching.cost_table import CostTable, Measurement, cost_key, save_costs
 from gristmill_worker.batching.sizing import Sizing
+from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.settings import BatchSettings, Settings
 
@@ -25,14 +26,14 @@ def tuned(model: Path, folder: Path) -> Path:
     shutil.copytree(model, copy)
     manifest = manifests.load(copy)
     measurements = tuple(Measurement(shape=shape, seconds=shape[0] * shape[1], runs=3) for shape in SHAPES)
-    key = cost_key("onnxruntime", manifest.precision, 1, manifest.digest)
+    key = cost_key(Variant(copy, "onnxruntime", "fp32", manifest), 1)
     save_costs(copy, CostTable(key=key, measurements=measurements, shapes=SHAPES))
     return copy
 
 
 def sizing(model: Path, **batch: object) -> Sizing:
     settings = Settings(queue="q", model=model, batch=BatchSettings.model_validate(batch))
-    return Sizing.of(settings, manifests.load(model))
+    return Sizing.of(settings, Variant(model, "onnxruntime", "fp32", manifests.load(model)))
 
 
 def test_settings_go_before_what_tune_chose_before_the_grid(tiny_classifier: Path, tmp_path: Path) -> None:
@@ -80,8 +81,8 @@ def test_senseless_costs_are_as_if_there_were_none(
 def test_a_worker_uses_what_tune_stored(
     client: Client, workers: Workers, queue: str, tiny_classifier: Path, tmp_path: Path
 ) -> None:
-    workers.start(tuned(tiny_classifier, tmp_path))
-    ready = json.loads(workers.log().read_text().splitlines()[1])
+    workers.start(tuned(tiny_classifier, tmp_path), "--engine", "onnxruntime")
+    ready = json.loads(workers.log().read_text().splitlines()[2])
     assert (ready["event"], ready["shapes"], ready["costs"]) == ("engine_ready", 3, "measured")
     results = client.score_many(queue, ["bread"] * 20)
     shapes = {tuple(result.batch["shape"]) for result in results if result.batch}

@@ -13,7 +13,7 @@ from graphs import write_lookup, write_mean, write_square
 from gristmill import wire
 from gristmill.errors import ErrorCode
 from gristmill.wire import Result
-from gristmill_worker.engines.base import Engine, EngineError, engine_loader, example_inputs
+from gristmill_worker.engines.base import Engine, EngineError, EngineOptions, engine_loader, example_inputs
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
@@ -27,7 +27,7 @@ SHAPES = [(1, 16), (4, 16), (4, 48)]
 def load(model: Path, **changes: Any) -> tuple[Manifest, Task, Engine]:
     manifest = manifests.load(model).model_copy(update=changes)
     task = make_task(model, manifest, truncate=True)
-    return manifest, task, engine_loader("onnxruntime")(model, manifest, 1, SHAPES)
+    return manifest, task, engine_loader("onnxruntime")(model, manifest, SHAPES, EngineOptions())
 
 
 def encoded(task: Task, *bodies: Mapping[str, Any]) -> list[Encoded]:
@@ -222,7 +222,7 @@ def test_a_model_of_one_number_an_item(tmp_path: Path) -> None:
     import_model(str(write_square(tmp_path / "source")), tmp_path / "model")
     manifest = manifests.load(tmp_path / "model")
     task = make_task(tmp_path / "model", manifest, truncate=True)
-    engine = engine_loader("onnxruntime")(tmp_path / "model", manifest, 1, [(4, 1)])
+    engine = engine_loader("onnxruntime")(tmp_path / "model", manifest, [(4, 1)], EngineOptions())
     items = encoded(
         task, {"tensors": {"value": 3}}, {"tensors": {"value": 0.5}, "options": {"encoding": "base64"}}
     )
@@ -275,7 +275,7 @@ def test_a_graph_that_is_none_is_refused(tiny_encoder: Path, tmp_path: Path) -> 
     with pytest.raises(ModelRefusedError, match="was changed"):
         manifests.load(model)
     with pytest.raises(ModelRefusedError, match="cannot run"):
-        engine_loader("onnxruntime")(model, manifest, 1, SHAPES)
+        engine_loader("onnxruntime")(model, manifest, SHAPES, EngineOptions())
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelRefusedError, match="cannot be read"):
         make_task(model, manifest, truncate=True)

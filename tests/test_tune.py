@@ -17,7 +17,8 @@ from gristmill.errors import InputFileError
 from gristmill_worker.batching.cost_table import cost_key, load_costs
 from gristmill_worker.batching.costs import costs_for, formula
 from gristmill_worker.batching.shapes import candidate_shapes, check_shapes, window_costs
-from gristmill_worker.engines.base import Engine, EngineError, Shape, engine_loader
+from gristmill_worker.engines.base import Engine, EngineError, EngineOptions, Shape, engine_loader
+from gristmill_worker.engines.choice import Wanted, choose
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.settings import Settings
 from gristmill_worker.tune import report as tune_report
@@ -76,7 +77,8 @@ class TestCommand:
             assert len(settings.batch.shapes) <= 32
         assert quick["batch"]["max_wait_ms"] == 0
 
-        key = cost_key("onnxruntime", manifest.precision, 1, manifest.digest)
+        variant = choose(model, manifest, Wanted(fast["engine"], fast["form"], fast["precision"])).variant
+        key = cost_key(variant, 1)
         table = load_costs(model, key)
         assert table is not None
         costs, origin = costs_for(model, key, [tuple(shape) for shape in fast["batch"]["shapes"]])
@@ -165,7 +167,7 @@ class TestMeasuring:
 
         def open_engine(threads: int, shapes: Sequence[Shape]) -> Engine:
             loaded.append(list(shapes))
-            return engine_loader("onnxruntime")(model, manifest, threads, shapes)
+            return engine_loader("onnxruntime")(model, manifest, shapes, EngineOptions(threads))
 
         return open_engine
 

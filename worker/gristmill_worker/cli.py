@@ -12,7 +12,8 @@ import gristmill
 from gristmill import console
 from gristmill_worker.bench.cli import bench
 from gristmill_worker.models.cli import model
-from gristmill_worker.tune.cli import cpu_list, tune
+from gristmill_worker.options import cpu_list, variant_options
+from gristmill_worker.tune.cli import tune
 
 
 @click.group(epilog=console.EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
@@ -29,7 +30,7 @@ def cli() -> None:
 @click.option("--model", type=click.Path(path_type=Path), help="Model directory.")
 @click.option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
 @click.option("--name", help="Worker name, unique among all workers of the queue.")
-@click.option("--engine", help="Engine to run the model on.")
+@variant_options
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine.")
 @click.option("--cores", callback=cpu_list, metavar="LIST", help="CPUs to run on, e.g. 0,2-3.")
 @click.option("--lease-s", type=console.Finite(min=1), help="Silence after which others take over.")

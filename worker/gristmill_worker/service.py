@@ -14,8 +14,10 @@ from typing import Final
 
 from gristmill.core import process_name
 from gristmill.errors import BrokerUnavailable, ExitCode, InputFileError
+from gristmill_worker.batching.costs import measured_speed
 from gristmill_worker.batching.sizing import Sizing
-from gristmill_worker.engines.base import Engine, engine_loader
+from gristmill_worker.engines.base import Engine
+from gristmill_worker.engines.choice import choose
 from gristmill_worker.jobs import Judge
 from gristmill_worker.loop import Loop
 from gristmill_worker.models import manifest as manifests
@@ -43,11 +45,20 @@ def serve(settings: Settings) -> ExitCode:
     name = settings.name or process_name()
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
-    manifest = manifests.load(settings.model)
+    choice = choose(
+        settings.model,
+        manifests.load(settings.model),
+        settings.wanted,
+        measured=lambda variant: measured_speed(variant, settings.threads),
+    )
+    variant = choice.variant
+    logger().info("engine_chosen", variant=str(variant), reason=choice.reason, passed_over=choice.rejected)
+    manifest = variant.manifest
     task = make_task(settings.model, manifest, truncate=settings.truncate)
-    load = engine_loader(settings.engine)
-    sizing = Sizing.of(settings, manifest)
-    engine = load(settings.model, manifest, settings.threads, sizing.shapes)
+    sizing = Sizing.of(settings, variant)
+    engine = variant.load(
+        sizing.shapes, settings.threads, memory_mb=settings.engine_memory_mb, cache_dir=settings.cache_dir
+    )
     logger().info(
         "engine_ready",
         worker=name,

@@ -13,6 +13,8 @@ from gristmill.errors import InputFileError
 from gristmill.wire import MAX_BODY_BYTES, MAX_TTL_S
 from gristmill_worker.batching.shapes import MAX_TOKENS
 from gristmill_worker.cpus import parse_cpu_list
+from gristmill_worker.engines.base import MEMORY_MB
+from gristmill_worker.engines.choice import Wanted
 from gristmill_worker.models.manifest import describe
 
 ENV_PREFIX: Final = "GRISTMILL_"
@@ -46,7 +48,12 @@ class Settings(BaseModel):
     model: Path
     redis: str = "redis://localhost:6379/0"
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # default: host, pid and random digits
-    engine: Literal["onnxruntime", "null"] = "onnxruntime"  # null computes nothing: to measure the rest
+    # auto: what suits this CPU; null computes nothing: to measure the rest
+    engine: Literal["auto", "openvino", "onnxruntime", "null"] = "auto"
+    form: str = "auto"  # of the model: "fp32", or what 'model quantize' made
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # of what is computed in floats
+    engine_memory_mb: int = Field(MEMORY_MB, ge=0)  # for compilations of single shapes
+    cache_dir: Path | None = None  # for what an engine loads faster the next time
     threads: int = Field(1, ge=1)
     cores: CpuList | None = None  # CPUs to run on; default: those that the process was given
     batch: BatchSettings = BatchSettings()
@@ -56,6 +63,11 @@ class Settings(BaseModel):
     max_deliveries: int = Field(5, ge=1)
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def wanted(self) -> Wanted:
+        """What to choose a variant of the model by."""
+        return Wanted(self.engine, self.form, self.precision)
 
 
 def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Settings:

@@ -10,14 +10,17 @@ from typing import Final, Literal
 
 import numpy as np
 
-from gristmill_worker.batching.cost_table import CostKey, load_costs
+from gristmill_worker.batching.cost_table import CostKey, cost_key, load_costs
 from gristmill_worker.batching.window_sample import Numbers
 from gristmill_worker.engines.base import Shape
+from gristmill_worker.engines.variant import Variant
 
 # Fitted to one-core timings of a 6-layer encoder: a call costs as much as two dozen tokens before the first
 # one is computed, and attention adds to each token in proportion to the sequence.
 CALL_TOKENS: Final = 24.0
 ATTENTION_TOKENS: Final = 2048.0
+
+USUAL: Final = ((1, 32), (8, 32), (4, 128))  # shapes to compare variants by
 
 _REACH_OCTAVES: Final = 0.5  # how far a measurement corrects the fitted costs around it
 _TRUST: Final = 0.2  # weight of "no correction" beside a measurement's 1 at distance 0
@@ -64,6 +67,17 @@ def fit_error(measured: Mapping[Shape, float]) -> float:
         if others:
             errors.append(abs(fit(others, [shape]).seconds[shape] / seconds - 1.0))
     return float(np.median(errors)) if errors else 0.0
+
+
+def measured_speed(variant: Variant, threads: int) -> float | None:
+    """Return texts per second over usual shapes by the table measured on this CPU; None without one."""
+    table = load_costs(variant.model_dir, cost_key(variant, threads))
+    if table is None:
+        return None
+    longest = variant.manifest.max_length
+    shapes = [(batch, min(sequence, longest)) for batch, sequence in USUAL]
+    seconds = fit(table.measured, shapes).seconds
+    return len(shapes) / sum(seconds[shape] / shape[0] for shape in shapes)
 
 
 def costs_for(

@@ -17,7 +17,7 @@ from gristmill_worker.batching.shapes import (
     default_shapes,
 )
 from gristmill_worker.engines.base import Shape
-from gristmill_worker.models.manifest import Manifest
+from gristmill_worker.engines.variant import Variant
 from gristmill_worker.settings import Settings
 from gristmill_worker.telemetry import logger
 
@@ -45,10 +45,10 @@ class Sizing:
         self._advise_at = time.monotonic() + ADVISE_EVERY_S
 
     @classmethod
-    def of(cls, settings: Settings, manifest: Manifest) -> Self:
-        """Return the sizing for one model on this CPU; raises InputFileError for unusable shapes."""
-        batch = settings.batch
-        key = cost_key(settings.engine, manifest.precision, settings.threads, manifest.digest)
+    def of(cls, settings: Settings, variant: Variant) -> Self:
+        """Return the sizing for one variant on this CPU; raises InputFileError for unusable shapes."""
+        batch, manifest = settings.batch, variant.manifest
+        key = cost_key(variant, settings.threads)
         candidates = candidate_shapes(manifest.max_length, batch.max_tokens)
         table = load_costs(settings.model, key)
         stored = set(table.shapes) if table is not None else set()

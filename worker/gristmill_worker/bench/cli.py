@@ -14,13 +14,14 @@ from rich.console import Console
 
 from gristmill import console
 from gristmill.errors import InputFileError
+from gristmill_worker.options import variant_options
 
 COUNT: Final = 800
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--engine", default="onnxruntime", show_default=True, help="Engine to run the model on.")
+@variant_options
 @click.option(
     "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of the engine, on one CPU."
 )
@@ -69,6 +70,7 @@ def bench(model: Path, texts: Path | None, text_column: str | None, quick: bool,
         from gristmill_worker.bench import report as bench_report
         from gristmill_worker.bench.figures import measure
         from gristmill_worker.bench.throughput import QUICK, Amounts, prepare, read_texts, split
+        from gristmill_worker.engines.choice import AUTO, Wanted
     for path in (given["json"], given["png"]):
         if path is not None:
             console.check_writable(path)
@@ -77,9 +79,10 @@ def bench(model: Path, texts: Path | None, text_column: str | None, quick: bool,
     amounts = QUICK if quick else Amounts()
     changed = {name: given[name] for name in ("rounds", "seconds_per_load") if given[name]}
     cores = choose_cores(given["core"], given["other_core"])
+    wanted = Wanted(given["engine"] or AUTO, given["form"] or AUTO, given["precision"] or "auto")
     measured, sample = split(read_texts(texts, text_column), given["count"])
     say = Progress()
-    subject = prepare(model, given["engine"], given["threads"], cores, measured, sample)
+    subject = prepare(model, wanted, given["threads"], cores, measured, sample)
     source = str(texts or "Python's documentation, by paragraphs")
     report = measure(subject, replace(amounts, **changed), source, say)
     say("done")

@@ -84,7 +84,7 @@ def measure(subject: Subject, amounts: Amounts, source: str, say: Say) -> Report
 def ran_on(subject: Subject, source: str, redis_version: str) -> Report:
     """Return what the figures belong to."""
     manifest = subject.manifest
-    key = cost_key(subject.engine, manifest.precision, subject.threads, manifest.digest)
+    key = cost_key(subject.variant, subject.threads)
     lengths = subject.lengths
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,9 +95,10 @@ def ran_on(subject: Subject, source: str, redis_version: str) -> Report:
         "cpu": key.cpu,
         "worker_core": subject.core,
         "redis_and_producer_core": subject.other_core,
-        "engine": subject.engine,
+        "engine": key.engine,
         "engine_version": key.engine_version,
-        "precision": manifest.precision,
+        "form": subject.variant.form,
+        "precision": key.precision,
         "threads": subject.threads,
         "model": manifest.id,
         "task": manifest.task,

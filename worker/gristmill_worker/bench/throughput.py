@@ -15,11 +15,13 @@ from typing import Any, Final
 from gristmill.bulk.readers import file_format, open_reader
 from gristmill.errors import InputFileError, InvalidRequestError
 from gristmill_worker.batching.cost_table import cost_key
-from gristmill_worker.batching.costs import costs_for
+from gristmill_worker.batching.costs import costs_for, measured_speed
 from gristmill_worker.batching.planner import Batch, Planner
 from gristmill_worker.batching.shapes import candidate_shapes, choose_shapes, default_shapes, ideal_cost
 from gristmill_worker.bench.rig import Flow, Rig, score_all
-from gristmill_worker.engines.base import Array, Engine, Shape, engine_loader
+from gristmill_worker.engines.base import Array, Engine, Shape
+from gristmill_worker.engines.choice import Wanted, choose
+from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.settings import BatchSettings
@@ -62,10 +64,8 @@ class Subject:
     relative. ``core`` is the worker's CPU, ``other_core`` that of Redis and the producer.
     """
 
-    model: Path
-    manifest: Manifest
+    variant: Variant
     task: Task
-    engine: str
     threads: int
     core: int
     other_core: int
@@ -82,16 +82,23 @@ class Subject:
         """Tokens of each text."""
         return [item.length for item in self.items]
 
+    @property
+    def manifest(self) -> Manifest:
+        """Of the form that is measured."""
+        return self.variant.manifest
+
     def load(self, shapes: Sequence[Shape]) -> Engine:
         """Load the engine on the worker's CPU in this process."""
         with bound([self.core]):
-            return engine_loader(self.engine)(self.model, self.manifest, self.threads, shapes)
+            return self.variant.load(shapes, self.threads)
 
     def settings(self, **batch: Any) -> dict[str, Any]:
         """Return a worker's settings for exactly this; ``batch`` as in its section of that name."""
         return {
-            "model": self.model,
-            "engine": self.engine,
+            "model": self.variant.model_dir,
+            "engine": self.variant.engine,
+            "form": self.variant.form,
+            "precision": self.variant.floats,
             "threads": self.threads,
             "batch": BatchSettings(shapes=tuple(self.shapes), **batch),
         }
@@ -99,7 +106,7 @@ class Subject:
 
 def prepare(
     model: Path,
-    engine: str,
+    wanted: Wanted,
     threads: int,
     cores: tuple[int, int],
     texts: Sequence[str],
@@ -111,14 +118,15 @@ def prepare(
     lengths of ``sample``. Without: the worker's default grid, planned by the formula. Raises InputFileError
     for a model or text that cannot be used.
     """
-    engine_loader(engine)  # says now what is wrong with the name
-    manifest = manifests.load(model)
+    whole = manifests.load(model)
+    variant = choose(model, whole, wanted, measured=lambda each: measured_speed(each, threads)).variant
+    manifest = variant.manifest
     if manifest.task == "tensors":
         raise InputFileError(f"{manifest.name} takes tensors: only models that score text are measured")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as in a worker
     task = make_task(model, manifest, truncate=True)
     items = _encode(task, texts)
-    key = cost_key(engine, manifest.precision, threads, manifest.digest)
+    key = cost_key(variant, threads)
     grid = default_shapes(manifest.max_length)
     candidates = candidate_shapes(manifest.max_length)
     fine, origin = costs_for(model, key, sorted({*candidates, *grid}))
@@ -128,10 +136,8 @@ def prepare(
         longest = manifest.max_length
         shapes = choose_shapes(lengths, candidates, fine, max_length=longest, max_count=MAX_SHAPES, idle=IDLE)
     return Subject(
-        model=model,
-        manifest=manifest,
+        variant=variant,
         task=task,
-        engine=engine,
         threads=threads,
         core=cores[0],
         other_core=cores[1],

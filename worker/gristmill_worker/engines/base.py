@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.errors import GristmillError, InputFileError
-from gristmill_worker.models.manifest import Manifest, Tensor
+from gristmill_worker.models.manifest import Manifest, ModelRefusedError, Tensor
 
 Array = NDArray[Any]
 Shape = tuple[int, int]  # (batch, sequence)
+Floats = Literal["fp32", "bf16"]
+
+MEMORY_MB: Final = 1024
 
 
 class EngineError(GristmillError):
@@ -35,32 +39,67 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to run a model; ``memory_mb`` and ``cache_dir`` are for engines that compile."""
+
+    threads: int = 1
+    floats: Floats = "fp32"  # what is computed in for all that the form leaves in floating point
+    memory_mb: int = MEMORY_MB  # to grow by, for compilations of single shapes; 0: one dynamic compilation
+    cache_dir: Path | None = None  # for what can be loaded faster the next time
+
+
 class LoadEngine(Protocol):
-    """``load`` of an engine's module: returns when every shape has run once."""
+    """``load`` of an engine's module: returns when every shape has run once.
+
+    ``manifest`` is of one form. Shapes that matter most come first. Raises ModelRefusedError for a model that
+    the engine cannot run, InputFileError for options or a CPU that it cannot run with.
+    """
 
     def __call__(
-        self, model_dir: Path, manifest: Manifest, threads: int, shapes: Sequence[Shape]
+        self, model_dir: Path, manifest: Manifest, shapes: Sequence[Shape], options: EngineOptions
     ) -> Engine: ...
 
 
-ENGINES: Mapping[str, str] = {
-    "onnxruntime": "gristmill_worker.engines.onnxruntime",
-    "null": "gristmill_worker.engines.null",
+ENGINES: Mapping[str, str] = {  # name -> the extra that installs it
+    "openvino": "worker",
+    "onnxruntime": "worker",
+    "null": "worker",
 }
 
 
 def engine_loader(name: str) -> LoadEngine:
     """Import the engine's module and return its ``load``; a missing library says what to install."""
+    if name not in ENGINES:
+        raise InputFileError(f"engine {name!r} is unknown: use one of {', '.join(ENGINES)}")
     try:
-        module = import_module(ENGINES[name])
-    except KeyError:
-        raise InputFileError(f"engine {name!r} is unknown: use one of {', '.join(sorted(ENGINES))}") from None
+        module = import_module(f"gristmill_worker.engines.{name}")
     except ImportError as error:
         raise InputFileError(
-            f"engine {name!r} needs a package that is missing ({error.name}): pip install 'gristmill[worker]'"
+            f"engine {name!r} needs a package that is missing ({error.name}): "
+            f"pip install 'gristmill[{ENGINES[name]}]'"
         ) from error
     load: LoadEngine = module.load
     return load
+
+
+def signature(tensors: Sequence[Tensor], inputs: Mapping[str, Array]) -> tuple[Any, ...]:
+    """Return what tells the shape of a batch: dimensions and type of each array."""
+    return tuple((inputs[tensor.name].shape, inputs[tensor.name].dtype.str) for tensor in tensors)
+
+
+def unknown_shape(inputs: Mapping[str, Array]) -> EngineError:
+    """Return the error for a batch of a shape, or of types, that the engine was not loaded for."""
+    found = {name: f"{array.dtype}{list(array.shape)}" for name, array in inputs.items()}
+    return EngineError(f"inputs {found} are of no shape that this engine was loaded for")
+
+
+def check_names(found: Collection[str], declared: Sequence[Tensor]) -> None:
+    """Raise :class:`ModelRefusedError` if a graph lacks an input or output that the manifest names."""
+    if missing := [tensor.name for tensor in declared if tensor.name not in found]:
+        raise ModelRefusedError(
+            f"the graph has no {missing[0]!r}, which the manifest names, but {', '.join(sorted(found))}"
+        )
 
 
 def concrete(tensor: Tensor, shape: Shape) -> tuple[int, ...]:

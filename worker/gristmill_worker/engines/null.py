@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill_worker.engines.base import Array, Engine, Shape, concrete
+from gristmill_worker.engines.base import Array, Engine, EngineOptions, Shape, concrete
 from gristmill_worker.models.manifest import Manifest
 
 
@@ -34,6 +34,6 @@ class NullEngine:
         """Nothing to release."""
 
 
-def load(model_dir: Path, manifest: Manifest, threads: int, shapes: Sequence[Shape]) -> Engine:  # noqa: ARG001
+def load(model_dir: Path, manifest: Manifest, shapes: Sequence[Shape], options: EngineOptions) -> Engine:  # noqa: ARG001
     """Return the engine for one model's shapes."""
     return NullEngine(manifest, shapes)

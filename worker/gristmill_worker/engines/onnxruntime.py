@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from gristmill_worker.engines.base import Array, Engine, EngineError, Shape, example_inputs
+from gristmill.errors import InputFileError
+from gristmill_worker.engines.base import (
+    Array,
+    Engine,
+    EngineError,
+    EngineOptions,
+    Shape,
+    check_names,
+    example_inputs,
+    signature,
+    unknown_shape,
+)
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
 
 WARNING_LEVEL = 3  # onnxruntime's "error": its warnings are not for users
@@ -26,18 +37,20 @@ class OnnxRuntimeEngine:
         self._session = session
         self._manifest = manifest
         self._outputs = [output.name for output in manifest.outputs]
-        self._bound = {self._signature(example_inputs(manifest.inputs, s)): self._bind(s) for s in shapes}
+        self._bound = {
+            signature(manifest.inputs, example_inputs(manifest.inputs, shape)): self._bind(shape)
+            for shape in shapes
+        }
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; see :meth:`~gristmill_worker.engines.base.Engine.run`."""
-        try:
-            binding, buffers = self._bound[self._signature(inputs)]
-        except KeyError:
-            found = {name: array.shape for name, array in inputs.items()}
-            raise EngineError(f"inputs {found} are of no shape that this engine was loaded for") from None
+        bound = self._bound.get(signature(self._manifest.inputs, inputs))
+        if bound is None:
+            raise unknown_shape(inputs)
+        binding, buffers = bound
         try:
             for name, buffer in buffers.items():
-                np.copyto(buffer, inputs[name], casting="no")
+                np.copyto(buffer, inputs[name])
             self._session.run_with_iobinding(binding)
             values = binding.copy_outputs_to_cpu()
         except Exception as error:  # onnxruntime's errors share no base class of their own
@@ -59,20 +72,19 @@ class OnnxRuntimeEngine:
             binding.bind_output(name, "cpu")
         return binding, buffers
 
-    def _signature(self, inputs: Mapping[str, Array]) -> tuple[tuple[int, ...], ...]:
-        return tuple(inputs[tensor.name].shape for tensor in self._manifest.inputs)
 
-
-def load(model_dir: Path, manifest: Manifest, threads: int, shapes: Sequence[Shape]) -> Engine:
+def load(model_dir: Path, manifest: Manifest, shapes: Sequence[Shape], options: EngineOptions) -> Engine:
     """Load the model and run every shape once, so that no request pays for a first time."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads  # never the default: it ignores cpusets and cgroups
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = WARNING_LEVEL
+    if options.floats != "fp32":
+        raise InputFileError(f"onnxruntime computes floats in fp32 only, not in {options.floats}")
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = options.threads  # never the default: it ignores cpusets and cgroups
+    settings.inter_op_num_threads = 1
+    settings.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    settings.log_severity_level = WARNING_LEVEL
     try:
         session = ort.InferenceSession(
-            str(model_dir / manifest.file), options, providers=["CPUExecutionProvider"]
+            str(model_dir / manifest.file), settings, providers=["CPUExecutionProvider"]
         )
         _check_signature(session, manifest)
         engine = OnnxRuntimeEngine(session, manifest, shapes)
@@ -88,10 +100,8 @@ def load(model_dir: Path, manifest: Manifest, threads: int, shapes: Sequence[Sha
 
 
 def _check_signature(session: Any, manifest: Manifest) -> None:
-    pairs = ((session.get_inputs(), manifest.inputs), (session.get_outputs(), manifest.outputs))
-    for found, declared in pairs:
-        names = {node.name for node in found}
-        if missing := [tensor.name for tensor in declared if tensor.name not in names]:
-            raise ModelRefusedError(
-                f"the graph has no {missing[0]!r}, which the manifest names, but {', '.join(sorted(names))}"
-            )
+    for found, declared in (
+        (session.get_inputs(), manifest.inputs),
+        (session.get_outputs(), manifest.outputs),
+    ):
+        check_names({node.name for node in found}, declared)

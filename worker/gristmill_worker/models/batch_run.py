@@ -10,7 +10,7 @@ from gristmill.errors import InputFileError
 from gristmill_worker.batching.costs import formula
 from gristmill_worker.batching.planner import plan
 from gristmill_worker.batching.shapes import default_shapes
-from gristmill_worker.engines.base import Array, engine_loader
+from gristmill_worker.engines.base import Array, EngineOptions, engine_loader
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
 
@@ -41,7 +41,8 @@ def run_texts(
     batches = plan(lengths, shapes, formula(shapes))
     values: list[Any] = [None] * len(items)
     # Only the shapes in use are warmed up.
-    engine = engine_loader("onnxruntime")(model_dir, manifest, threads, sorted({b.shape for b in batches}))
+    used = sorted({batch.shape for batch in batches})
+    engine = engine_loader("onnxruntime")(model_dir, manifest, used, EngineOptions(threads))
     try:
         for batch in batches:
             chosen = [items[index] for index in batch.items]

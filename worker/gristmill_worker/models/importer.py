@@ -69,7 +69,7 @@ def import_model(src: str, out: Path, *, force: bool = False) -> Manifest:
 
 def _copy(source: Path, folder: Path) -> Manifest:
     """Copy what is a model directory already, and verify the copy."""
-    for name in (*load(source).files, FILE_NAME):
+    for name in (*load(source).all_files, FILE_NAME):
         shutil.copyfile(source / name, folder / name)
     return load(folder)
 

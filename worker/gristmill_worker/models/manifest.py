@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -21,6 +21,7 @@ DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int16", "int32", "i
 
 Dim = int | Literal["batch", "sequence"]
 Task = Literal["embeddings", "text-classification", "tensors"]
+FormName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
 
 class ModelRefusedError(InputFileError):
@@ -45,8 +46,31 @@ class Tensor(BaseModel):
         return self
 
 
+class Form(BaseModel):
+    """The same model in another file: its weights quantized or pruned for some engines."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str
+    precision: str
+    sparsity: float = Field(0.0, ge=0.0, le=1.0)
+    engines: tuple[str, ...] = Field(min_length=1)  # that it was made for
+    method: str  # how it was made, for people
+    files: dict[str, str]  # of this form alone: file name -> sha256, hex
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.file not in self.files:
+            raise ValueError(f"'files' has no digest of {self.file!r}")
+        return self
+
+
 class Manifest(BaseModel):
-    """The manifest of a model directory."""
+    """The manifest of a model directory.
+
+    What it says at the top is the reference: the form that was imported, called by its ``precision``.
+    ``forms`` are made from it, with the same inputs and outputs; :meth:`select` gives one of all of them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,6 +94,9 @@ class Manifest(BaseModel):
     source: str
     licence: str
     files: dict[str, str]  # file name -> sha256, hex
+    forms: dict[FormName, Form] = {}
+    # what select() leaves
+    engines: tuple[str, ...] = ()  # that the form was made for; () is any
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -81,9 +108,41 @@ class Manifest(BaseModel):
             raise ValueError(f"'files' has no digest of {self.file!r}")
         if self.task != "tensors" and TOKENIZER_FILE not in self.files:
             raise ValueError(f"'files' has no digest of {TOKENIZER_FILE!r}")
-        if bad := [name for name in self.files if os.path.basename(name) != name or "\0" in name]:  # noqa: PTH119
+        if bad := [name for name in self.all_files if os.path.basename(name) != name or "\0" in name]:  # noqa: PTH119
             raise ValueError(f"'files' names something outside the directory: {bad[0]!r}")
+        if self.precision in self.forms:
+            raise ValueError(f"form {self.precision!r} has the name of the reference")
         return self
+
+    @property
+    def all_files(self) -> dict[str, str]:
+        """Every file of the directory with its sha256, those of the forms too."""
+        files = dict(self.files)
+        for form in self.forms.values():
+            files |= form.files
+        return files
+
+    @property
+    def form_names(self) -> tuple[str, ...]:
+        """The forms, the reference first."""
+        return (self.precision, *self.forms)
+
+    def select(self, name: str) -> Manifest:
+        """Return the manifest of one form alone, which keeps its digest whatever else is added.
+
+        Raises :class:`ModelRefusedError` for a form that is not there.
+        """
+        if name == self.precision:
+            return self.model_copy(update={"forms": {}})
+        try:
+            form = self.forms[name]
+        except KeyError:
+            raise ModelRefusedError(
+                f"{self.name} has no form {name!r}, but {', '.join(self.form_names)}: "
+                "'gristmill-worker model quantize' makes others"
+            ) from None
+        fields = {name: getattr(form, name) for name in ("file", "precision", "sparsity", "engines")}
+        return self.model_copy(update={**fields, "files": {**self.files, **form.files}, "forms": {}})
 
     @property
     def digest(self) -> str:
@@ -126,7 +185,7 @@ def load(directory: Path) -> Manifest:
         data = orjson.loads(path.read_bytes())
         digest = data.pop("digest", None) if isinstance(data, dict) else None
         manifest = Manifest.model_validate(data)
-        found = digest_files(directory, manifest.files)
+        found = digest_files(directory, manifest.all_files)
     except FileNotFoundError as error:
         raise ModelRefusedError(
             f"{error.filename} is missing: make the directory with 'gristmill-worker model import'"
@@ -139,7 +198,7 @@ def load(directory: Path) -> Manifest:
         raise ModelRefusedError(f"{path} is not a valid manifest: {describe(error)}") from error
     if digest != manifest.digest:
         raise ModelRefusedError(f"{path} was changed: restore it or import the model again")
-    for name, expected in manifest.files.items():
+    for name, expected in manifest.all_files.items():
         if found[name] != expected:
             raise ModelRefusedError(
                 f"{directory / name} was changed: its sha256 is {found[name]}, the manifest says {expected}. "

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
 
 from gristmill import console
-from gristmill_worker.cpus import parse_cpu_list
-
-
-def cpu_list(
-    _context: click.Context, _parameter: click.Parameter, value: str | None
-) -> tuple[int, ...] | None:
-    """Read an option that is a CPU list."""
-    try:
-        return None if value is None else parse_cpu_list(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
+from gristmill_worker.options import cpu_list, variant_options
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--engine", default="onnxruntime", show_default=True, help="Engine to run the model on.")
+@variant_options
 @click.option(
     "--cores",
     callback=cpu_list,
@@ -60,7 +49,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--png", type=_FILE, help="Draw the costs into this file.")
 @click.option("--json", "json_path", type=_FILE, help="Write all figures to this file.")
-def tune(json_path: Path | None, png: Path | None, **options: Any) -> None:
+def tune(
+    engine: str | None,
+    form: str | None,
+    precision: Literal["auto", "fp32", "bf16"] | None,
+    json_path: Path | None,
+    png: Path | None,
+    **options: Any,
+) -> None:
     """Measure a model on this CPU and recommend how to run it.
 
     Times batches of many shapes, stores the costs in the model directory MODEL, where workers on the same CPU
@@ -73,6 +69,7 @@ def tune(json_path: Path | None, png: Path | None, **options: Any) -> None:
       gristmill-worker tune models/minilm --texts tickets.csv --text-column body --latency-ms 100
     """
     with console.needs_extra("worker"):
+        from gristmill_worker.engines.choice import AUTO, Wanted
         from gristmill_worker.tune import report as tune_report
         from gristmill_worker.tune.run import TuneOptions
         from gristmill_worker.tune.run import tune as run
@@ -83,7 +80,8 @@ def tune(json_path: Path | None, png: Path | None, **options: Any) -> None:
         tune_report.check_png()
     terminal = Console()
     with Console(stderr=True).status("starting") as status:
-        report = run(TuneOptions(**options), say=status.update)
+        wanted = Wanted(engine or AUTO, form or AUTO, precision or "auto")
+        report = run(TuneOptions(wanted=wanted, **options), say=status.update)
     tune_report.print_report(terminal, report)
     for recommendation in report.recommendations:
         # Not through the console, which would wrap the lines.

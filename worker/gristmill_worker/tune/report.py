@@ -43,6 +43,8 @@ def yaml_snippet(report: Report, recommendation: Recommendation) -> str:
     shapes = ", ".join(f"[{batch}, {sequence}]" for batch, sequence in recommendation.shapes)
     lines = [
         f"engine: {report.key.engine}",
+        f"form: {report.variant.form}",
+        f"precision: {report.variant.floats}",
         f"threads: {recommendation.threads}",
         "batch:",
         f"  max_items: {recommendation.max_items}",

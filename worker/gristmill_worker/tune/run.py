@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,15 +20,17 @@ from gristmill_worker.batching.cost_table import (
     CostKey,
     CostTable,
     Measurement,
-    check_writable,
     cost_key,
     save_costs,
 )
 from gristmill_worker.batching.costs import Costs, fit, fit_error
 from gristmill_worker.batching.shapes import candidate_shapes, default_shapes
-from gristmill_worker.engines.base import Shape, engine_loader
+from gristmill_worker.engines.base import Engine, Shape
+from gristmill_worker.engines.choice import ANY, Wanted, choose
+from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Manifest
+from gristmill_worker.models.records import check_writable
 from gristmill_worker.tasks.base import Encoded, make_task
 from gristmill_worker.tune.advice import WINDOWS, Advisor, Recommendation
 from gristmill_worker.tune.measure import (
@@ -43,6 +45,7 @@ from gristmill_worker.tune.measure import (
     measure,
 )
 
+_MEMORY_MB: Final = 4096  # for compilations of single shapes
 SAMPLE: Final = 4096  # lengths that sets of shapes are judged by
 _FEW: Final = 16  # shapes at most where a change of shape is dear
 _MANY: Final = 32
@@ -57,7 +60,7 @@ class TuneOptions:
     """What ``tune`` is asked to do. ``cores`` None: all that this process may use."""
 
     model: Path
-    engine: str = "onnxruntime"
+    wanted: Wanted = ANY
     cores: tuple[int, ...] | None = None
     threads: int = 1
     texts: Path | None = None  # None: paragraphs of Python's documentation
@@ -72,6 +75,7 @@ class Report:
     """What was measured and what follows."""
 
     key: CostKey
+    variant: Variant
     cores: tuple[int, ...]
     lengths: tuple[int, ...]  # of the texts, in tokens
     texts: str  # where they come from
@@ -96,20 +100,16 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
     Raises InputFileError for a model, texts or cores that cannot be used, and before measuring where the
     table could not be stored.
     """
-    manifest = manifests.load(options.model)
+    variant = choose(options.model, manifests.load(options.model), options.wanted).variant
+    manifest = variant.manifest
     check_writable(options.model)
     cores = options.cores or tuple(sorted(os.sched_getaffinity(0)))
     if options.threads > len(cores):
         raise InputFileError(f"{options.threads} threads need as many cores, there are {len(cores)}")
     lengths = text_lengths(options, manifest)
-    load = engine_loader(options.engine)
-    precision = manifest.precision
 
-    def open_engine(threads: int, shapes: Sequence[Shape]) -> Any:
-        nonlocal precision
-        engine = load(options.model, manifest, threads, shapes)
-        precision = engine.precision
-        return engine
+    def open_engine(threads: int, shapes: Sequence[Shape]) -> Engine:
+        return variant.load(shapes, threads, memory_mb=_MEMORY_MB)
 
     started = time.monotonic()
     several = len(cores) > 1
@@ -127,7 +127,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         _compare(open_engine, manifest, lengths, cores, options.seconds * _COMPARING, say) if several else []
     )
     measuring_s = time.monotonic() - started
-    key = cost_key(options.engine, precision, options.threads, manifest.digest)
+    key = cost_key(variant, options.threads)
     table = _table(key, timings)
     say("choosing shapes")
     costs = fit(table.measured, candidates)
@@ -140,6 +140,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         advice.append(advisor.for_latency(options.latency_ms, options.threads, len(cores), rows))
     return Report(
         key=key,
+        variant=variant,
         cores=cores,
         lengths=tuple(lengths),
         texts=str(options.texts or "paragraphs of Python's documentation"),

@@ -1,0 +1,117 @@
+"""OpenVINO on the CPU: fixed compilations of the first shapes, one dynamic compilation for all others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+
+from gristmill_worker.engines.base import (
+    Array,
+    Engine,
+    EngineError,
+    EngineOptions,
+    Shape,
+    check_names,
+    concrete,
+    example_inputs,
+    signature,
+    unknown_shape,
+)
+from gristmill_worker.engines.variant import precision_of
+from gristmill_worker.models.manifest import Manifest, ModelRefusedError
+
+_HINTS = {"fp32": "f32", "bf16": "bf16"}
+
+
+class OpenVinoEngine:
+    """See :class:`~gristmill_worker.engines.base.Engine`; ``fixed`` shapes have their own compilation."""
+
+    name = "openvino"
+
+    def __init__(
+        self, manifest: Manifest, precision: str, requests: Mapping[Shape, Any], fixed: Sequence[Shape]
+    ) -> None:
+        self.precision = precision
+        self.shapes = tuple(requests)
+        self.fixed = tuple(fixed)
+        self._inputs = manifest.inputs
+        self._outputs = tuple(tensor.name for tensor in manifest.outputs)
+        self._requests = {
+            signature(manifest.inputs, example_inputs(manifest.inputs, shape)): request
+            for shape, request in requests.items()
+        }
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one batch; see :meth:`~gristmill_worker.engines.base.Engine.run`."""
+        request = self._requests.get(signature(self._inputs, inputs))
+        if request is None:
+            raise unknown_shape(inputs)
+        try:
+            # The request reads the arrays in place: they outlive the call.
+            request.infer({tensor.name: inputs[tensor.name] for tensor in self._inputs}, share_inputs=True)
+            return {name: request.get_tensor(name).data.copy() for name in self._outputs}
+        except Exception as error:  # OpenVINO raises RuntimeError for all there is
+            raise EngineError(f"openvino failed: {error}") from error
+
+    def close(self) -> None:
+        """Release the compiled models."""
+        self._requests.clear()
+
+
+def load(model_dir: Path, manifest: Manifest, shapes: Sequence[Shape], options: EngineOptions) -> Engine:
+    """Compile single shapes until the process has grown by ``memory_mb``; the others share one compilation.
+
+    All compilations come from one model in memory, so that each adds little more than the weights of its
+    matrix multiplications. A shared, dynamic compilation takes longer to run wherever the shape changes.
+    """
+    path = model_dir / manifest.file
+    core = ov.Core()
+    config = {
+        "INFERENCE_PRECISION_HINT": _HINTS[options.floats],  # OpenVINO's own choice is bf16 where it can
+        "INFERENCE_NUM_THREADS": options.threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "ENABLE_CPU_PINNING": False,  # the process is bound already
+    }
+    if options.cache_dir is not None:
+        config["CACHE_DIR"] = str(options.cache_dir)
+    try:
+        model = core.read_model(path)
+        _check_signature(model, manifest)
+        requests: dict[Shape, Any] = {}
+        before = resident_mb()
+        for shape in shapes:
+            if resident_mb() - before >= options.memory_mb:
+                break
+            fixed = model.clone()
+            fixed.reshape({tensor.name: list(concrete(tensor, shape)) for tensor in manifest.inputs})
+            requests[shape] = core.compile_model(fixed, "CPU", config).create_infer_request()
+            requests[shape].infer(example_inputs(manifest.inputs, shape))
+        compiled = tuple(requests)
+        if rest := [shape for shape in shapes if shape not in requests]:
+            request = core.compile_model(model, "CPU", config).create_infer_request()
+            requests |= dict.fromkeys(rest, request)
+        engine = OpenVinoEngine(manifest, precision_of(manifest, options.floats), requests, compiled)
+        for shape in shapes:
+            engine.run(example_inputs(manifest.inputs, shape))
+    except ModelRefusedError:
+        raise
+    except Exception as error:  # as above
+        raise ModelRefusedError(f"openvino {ov.__version__} cannot run {path}: {error}") from error
+    return engine
+
+
+def resident_mb() -> float:
+    """Return the memory that this process has in use."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _check_signature(model: Any, manifest: Manifest) -> None:
+    for found, declared in ((model.inputs, manifest.inputs), (model.outputs, manifest.outputs)):
+        names = {name for port in found for name in port.get_names()}
+        check_names(names, declared)
