@@ -6,26 +6,32 @@ library does; the tokenizer raises on a text with "explode".
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from checkpoints import vocabulary
 from gristmill_worker.cli import main
-from gristmill_worker.engines import onnxruntime
-from gristmill_worker.engines.base import Array
+from gristmill_worker.engines.base import Array, Engine
+from gristmill_worker.engines.variant import Variant
 from gristmill_worker.tasks.text import TextEncoder
 
 WHEEL = vocabulary()["wheel"]
 CRASHED = 77
 
-_run = onnxruntime.OnnxRuntimeEngine.run
+_load = Variant.load
 _encode = TextEncoder.encode
 
 
-def run(self: onnxruntime.OnnxRuntimeEngine, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    if (inputs["input_ids"] == WHEEL).any():
-        os._exit(CRASHED)
-    return _run(self, inputs)
+def load(self: Variant, *args: Any, **options: Any) -> Engine:
+    engine = _load(self, *args, **options)
+    healthy = engine.run
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if (inputs["input_ids"] == WHEEL).any():
+            os._exit(CRASHED)
+        return healthy(inputs)
+
+    engine.run = run  # type: ignore[method-assign]
+    return engine
 
 
 def encode(self: TextEncoder, bodies: Sequence[Mapping[str, Any]]) -> Any:
@@ -35,7 +41,6 @@ def encode(self: TextEncoder, bodies: Sequence[Mapping[str, Any]]) -> Any:
 
 
 if __name__ == "__main__":
-    onnxruntime.OnnxRuntimeEngine.run = run  # type: ignore[method-assign]
+    Variant.load = load  # type: ignore[method-assign]
     TextEncoder.encode = encode  # type: ignore[method-assign]
-    assert Path(__file__).name == "faulty_worker.py"
     main()

@@ -87,7 +87,7 @@ def test_a_worker_tells_who_it_is(redis: Redis, workers: Workers, queue: str, ti
     beat = redis.execute_command("HGETALL", f"gm:{{{queue}}}:worker:w0")
     assert beat[b"pid"] == b"%d" % process.pid
     assert beat[b"task"] == b"text-classification"
-    assert beat[b"engine"] == b"onnxruntime"
+    assert beat[b"engine"] == b"openvino"
     assert 0 < redis.ttl(f"gm:{{{queue}}}:worker:w0") <= 10
     process.terminate()
     assert process.wait(timeout=60) == 0
