@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,10 +16,10 @@ from click.testing import CliRunner, Result
 
 from gristmill.errors import InputFileError
 from gristmill_worker.batching.cost_table import cost_key, load_costs
-from gristmill_worker.batching.costs import costs_for, formula
+from gristmill_worker.batching.costs import costs_for, formula, measured_speed
 from gristmill_worker.batching.shapes import candidate_shapes, check_shapes, window_costs
 from gristmill_worker.engines.base import Engine, EngineError, EngineOptions, Shape, engine_loader
-from gristmill_worker.engines.choice import Wanted, choose
+from gristmill_worker.engines.choice import ANY, Wanted, choose
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.settings import Settings
 from gristmill_worker.tune import report as tune_report
@@ -97,6 +98,27 @@ class TestCommand:
         assert 0 < data["efficiency"]["default"] <= 1
         assert all(0 < share <= 1 for share in data["efficiency"]["by_count"].values())
         assert data["threads"] == []
+
+    def test_it_compares_what_can_run_here_and_auto_takes_the_fastest(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        figures = tmp_path / "costs.json"
+        done = tuned(model, "--seconds", 1, "--cores", CORES[0], "--json", figures)
+        assert done.exit_code == 0
+        rows = json.loads(figures.read_bytes())["compared"]
+        found = [(row["engine"], row["form"], row["precision"]) for row in rows]
+        assert {("onnxruntime", "fp32", "fp32"), ("openvino", "fp32", "fp32")} <= set(found)
+        assert all(row["doubt"] is None for row in rows)
+        assert all(rate > 0 for row in rows for _, rate in row["texts_per_s"])
+        # Everything was stored, so a worker goes by measurements alone.
+        manifest = manifests.load(model)
+        choice = choose(model, manifest, ANY, measured=partial(measured_speed, threads=1))
+        assert choice.reason == f"the fastest of {len(rows)} that were measured on this CPU"
+        assert len(list(model.glob("costs-*.json"))) == len(rows)
+        # With one of them there is nothing to compare.
+        done = tuned(model, "--seconds", 1, "--cores", CORES[0], "--json", figures, "--engine", "onnxruntime")
+        assert json.loads(figures.read_bytes())["compared"] == []
+        assert snippets(done.output)[0]["engine"] == "onnxruntime"
 
     def test_it_compares_threads_where_there_are_cores(self, model: Path, tmp_path: Path) -> None:
         figures = tmp_path / "costs.json"

@@ -20,7 +20,7 @@ from gristmill_worker.engines.variant import Variant
 CALL_TOKENS: Final = 24.0
 ATTENTION_TOKENS: Final = 2048.0
 
-USUAL: Final = ((1, 32), (8, 32), (4, 128))  # shapes to compare variants by
+_USUAL: Final = ((1, 32), (8, 32), (4, 128))
 
 _REACH_OCTAVES: Final = 0.5  # how far a measurement corrects the fitted costs around it
 _TRUST: Final = 0.2  # weight of "no correction" beside a measurement's 1 at distance 0
@@ -69,13 +69,17 @@ def fit_error(measured: Mapping[Shape, float]) -> float:
     return float(np.median(errors)) if errors else 0.0
 
 
+def usual_shapes(max_length: int) -> list[Shape]:
+    """Return the few shapes that variants of a model are compared by."""
+    return [(batch, min(sequence, max_length)) for batch, sequence in _USUAL]
+
+
 def measured_speed(variant: Variant, threads: int) -> float | None:
     """Return texts per second over usual shapes by the table measured on this CPU; None without one."""
     table = load_costs(variant.model_dir, cost_key(variant, threads))
     if table is None:
         return None
-    longest = variant.manifest.max_length
-    shapes = [(batch, min(sequence, longest)) for batch, sequence in USUAL]
+    shapes = usual_shapes(variant.manifest.max_length)
     seconds = fit(table.measured, shapes).seconds
     return len(shapes) / sum(seconds[shape] / shape[0] for shape in shapes)
 

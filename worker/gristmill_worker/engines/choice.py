@@ -67,7 +67,7 @@ def choose(
     rejected: dict[str, str] = {}
     left = []
     for variant in variants(model_dir, manifest, wanted):
-        obstacle = obstacle_to(variant, features) or (None if asked_for else _doubt(variant, manifest))
+        obstacle = obstacle_to(variant, features) or (None if asked_for else doubt_about(variant, manifest))
         if obstacle is None:
             left.append(variant)
         else:
@@ -123,7 +123,7 @@ def _obstacle_to_bf16(engine: str, features: frozenset[str]) -> str | None:
     return None
 
 
-def _doubt(variant: Variant, manifest: Manifest) -> str | None:
+def doubt_about(variant: Variant, manifest: Manifest) -> str | None:
     """Return why ``variant`` is not trusted to answer as the reference does; None if it is.
 
     The imported form is, for texts: the worker tries every shape that was not checked when it loads. For raw

@@ -17,6 +17,7 @@ from rich.text import Text
 from gristmill.errors import InputFileError
 from gristmill_worker.engines.base import Shape
 from gristmill_worker.tune.advice import Recommendation
+from gristmill_worker.tune.compare import texts_per_s
 from gristmill_worker.tune.run import Report
 
 _ON_HEAT: Final = Style(color="black")
@@ -25,6 +26,8 @@ _ON_HEAT: Final = Style(color="black")
 def print_report(console: Console, report: Report) -> None:
     """Print everything, the recommendations last."""
     console.print(_summary(report))
+    if report.compared:
+        _print(console, "Ways to run it, texts/s of one engine (* measured further)", _compared(report))
     _print(console, "µs per token, padding included (~ fitted, * chosen)", _heat_map(report))
     _print(console, "Shapes: cost of the texts without padding / planned, windows of 256", _sets(report))
     _print(console, "Windows: texts/s of one worker under backlog, by texts in a window", _windows(report))
@@ -75,6 +78,16 @@ def write_json(report: Report, path: Path) -> None:
             "by_count": {str(count): share for count, share in report.by_count.items()},
         },
         "texts_per_s_by_window": {str(window): rate for window, rate in report.by_window.items()},
+        "compared": [
+            {
+                "engine": row.variant.engine,
+                "form": row.variant.form,
+                "precision": row.variant.precision,
+                "texts_per_s": [[shape, rate] for shape, rate in texts_per_s(row).items()],
+                "doubt": row.doubt,
+            }
+            for row in report.compared
+        ],
         "threads": report.threads,
         "recommendations": report.recommendations,
         "table": str(report.table),
@@ -121,6 +134,16 @@ def write_png(report: Report, path: Path) -> None:
     low, high = float(np.nanmin(grid)), float(np.nanmax(grid))
     bar.set_ticks([math.log(low), math.log(high)], labels=[f"{low:.0f}", f"{high:.0f}"])
     figure.savefig(path, dpi=120, format="png")
+
+
+def _compared(report: Report) -> Table:
+    shapes = report.compared[0].seconds
+    table = Table("", *(f"{batch}x{sequence}" for batch, sequence in shapes), "auto takes it")
+    for row in report.compared:
+        mark = " *" if str(row.variant) == str(report.variant) else ""
+        rates = (f"{rate:,.1f}" for rate in texts_per_s(row).values())
+        table.add_row(f"{row.variant}{mark}", *rates, "yes" if row.doubt is None else f"no: {row.doubt}")
+    return table
 
 
 def _summary(report: Report) -> Table:

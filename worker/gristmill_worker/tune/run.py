@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from gristmill_worker.batching.cost_table import (
     CostTable,
     Measurement,
     cost_key,
+    load_costs,
     save_costs,
 )
 from gristmill_worker.batching.costs import Costs, fit, fit_error
@@ -33,6 +35,7 @@ from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.models.records import check_writable
 from gristmill_worker.tasks.base import Encoded, make_task
 from gristmill_worker.tune.advice import WINDOWS, Advisor, Recommendation
+from gristmill_worker.tune.compare import VariantRow, compare_variants, speed
 from gristmill_worker.tune.measure import (
     CHEAP_SWITCHING,
     COMPARED_CORES,
@@ -51,6 +54,7 @@ _FEW: Final = 16  # shapes at most where a change of shape is dear
 _MANY: Final = 32
 _MAX_ROWS: Final = 20_000  # of a file of texts
 _COMPARING: Final = 0.2  # share of the time for threads against engines
+_COMPARING_VARIANTS: Final = 0.1
 _SHORTEST: Final = 5  # words of a paragraph
 _SEED: Final = 11
 
@@ -89,6 +93,7 @@ class Report:
     default_efficiency: float  # cost without any padding / planned cost, in windows of 256
     by_count: Mapping[int, float]  # efficiency of the best set of so many shapes
     by_window: Mapping[int, float]  # texts/s of one worker by texts in a window, with the chosen shapes
+    compared: tuple[VariantRow, ...]  # the fastest goes first; () for a single variant
     threads: tuple[ThreadRow, ...]
     recommendations: tuple[Recommendation, ...]
     table: Path
@@ -100,18 +105,28 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
     Raises InputFileError for a model, texts or cores that cannot be used, and before measuring where the
     table could not be stored.
     """
-    variant = choose(options.model, manifests.load(options.model), options.wanted).variant
-    manifest = variant.manifest
+    whole = manifests.load(options.model)
     check_writable(options.model)
     cores = options.cores or tuple(sorted(os.sched_getaffinity(0)))
     if options.threads > len(cores):
         raise InputFileError(f"{options.threads} threads need as many cores, there are {len(cores)}")
-    lengths = text_lengths(options, manifest)
+    lengths = text_lengths(options, whole)
 
     def open_engine(threads: int, shapes: Sequence[Shape]) -> Engine:
         return variant.load(shapes, threads, memory_mb=_MEMORY_MB)
 
     started = time.monotonic()
+    with bound(cores[: options.threads]):
+        compared = compare_variants(
+            options.model,
+            whole,
+            options.wanted,
+            threads=options.threads,
+            seconds=options.seconds * _COMPARING_VARIANTS,
+            say=say,
+        )
+    choice = choose(options.model, whole, options.wanted, measured=partial(speed, compared))
+    variant, manifest = choice.variant, choice.variant.manifest
     several = len(cores) > 1
     candidates = candidate_shapes(manifest.max_length)
     with bound(cores[: options.threads]):
@@ -120,7 +135,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
             manifest.inputs,
             candidates,
             threads=options.threads,
-            seconds=options.seconds * (1 - _COMPARING * several),
+            seconds=options.seconds * (1 - _COMPARING * several - _COMPARING_VARIANTS * bool(compared)),
             say=say,
         )
     rows = (
@@ -128,12 +143,20 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
     )
     measuring_s = time.monotonic() - started
     key = cost_key(variant, options.threads)
-    table = _table(key, timings)
+    seconds = timings.seconds()
+    table = CostTable(
+        key=key, measurements=_measurements(seconds, {shape: timings.runs(shape) for shape in seconds})
+    )
     say("choosing shapes")
     costs = fit(table.measured, candidates)
     advisor = Advisor(lengths, costs.seconds, manifest.max_length, options.max_shapes or _limit(timings))
     sets = advisor.by_count()
     shapes = advisor.fewest(sets)
+    for row in compared:  # so that auto knows, too
+        other = cost_key(row.variant, options.threads)
+        if other != key and load_costs(options.model, other) is None:
+            runs = dict.fromkeys(row.seconds, row.runs)
+            save_costs(options.model, CostTable(key=other, measurements=_measurements(row.seconds, runs)))
     path = save_costs(options.model, table.model_copy(update={"shapes": tuple(shapes)}))
     advice = [advisor.for_throughput(shapes, options.threads, len(cores), rows)]
     if options.latency_ms is not None:
@@ -154,6 +177,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         default_efficiency=advisor.efficiency(default_shapes(manifest.max_length)),
         by_count={count: advisor.efficiency(chosen) for count, chosen in sets.items()},
         by_window={window: advisor.texts_per_s(shapes, window) for window in WINDOWS},
+        compared=tuple(compared),
         threads=tuple(rows),
         recommendations=tuple(advice),
         table=path,
@@ -203,13 +227,10 @@ def _column(path: Path, column: str) -> Iterator[str]:
                 continue  # a row without a text has no length
 
 
-def _table(key: CostKey, timings: Timings) -> CostTable:
-    return CostTable(
-        key=key,
-        measurements=tuple(
-            Measurement(shape=shape, seconds=seconds, runs=timings.runs(shape))
-            for shape, seconds in sorted(timings.seconds().items())
-        ),
+def _measurements(seconds: Mapping[Shape, float], runs: Mapping[Shape, int]) -> tuple[Measurement, ...]:
+    return tuple(
+        Measurement(shape=shape, seconds=median, runs=runs[shape])
+        for shape, median in sorted(seconds.items())
     )
 
 

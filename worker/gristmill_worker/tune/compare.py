@@ -1,0 +1,94 @@
+"""Timing every variant of a model that this CPU can run against the others, at a few usual shapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from gristmill_worker.batching.costs import usual_shapes
+from gristmill_worker.cpus import cpu_features
+from gristmill_worker.engines.base import Shape, example_inputs
+from gristmill_worker.engines.choice import Wanted, doubt_about, obstacle_to, variants
+from gristmill_worker.engines.variant import Variant
+from gristmill_worker.models.manifest import Manifest, ModelRefusedError
+from gristmill_worker.tune.measure import Say
+
+ROUNDS: Final = 5  # at least, whatever they take
+
+
+@dataclass(frozen=True, slots=True)
+class VariantRow:
+    """Median seconds of one batch by shape; ``doubt`` is why ``auto`` would not take the variant."""
+
+    variant: Variant
+    seconds: dict[Shape, float]
+    runs: int  # of each shape
+    doubt: str | None
+
+
+def compare_variants(
+    model_dir: Path, manifest: Manifest, wanted: Wanted, *, threads: int, seconds: float, say: Say
+) -> list[VariantRow]:
+    """Time what was asked for and can run here, in turns, for about ``seconds``; the fastest goes first.
+
+    What its engine refuses is left out. With a single variant nothing is timed.
+    """
+    found = [v for v in variants(model_dir, manifest, wanted) if obstacle_to(v, cpu_features()) is None]
+    if len(found) < 2:
+        return []
+    shapes = usual_shapes(manifest.max_length)
+    times: dict[str, dict[Shape, list[float]]] = {}
+    with ExitStack() as stack:
+        engines = {}
+        for variant in found:
+            say(f"loading {variant}")
+            try:
+                engine = variant.load(shapes, threads)
+            except ModelRefusedError as error:
+                say(f"{variant} is left out: {error}")
+                continue
+            engines[str(variant)] = stack.enter_context(closing(engine))
+            times[str(variant)] = {shape: [] for shape in shapes}
+        say(f"comparing {len(engines)} ways to run the model")
+        examples = {shape: example_inputs(manifest.inputs, shape) for shape in shapes}
+        ends, turn = time.monotonic() + seconds, 0
+        while turn < ROUNDS or time.monotonic() < ends:
+            for name, engine in engines.items():
+                for shape, example in examples.items():
+                    started = time.perf_counter()
+                    engine.run(example)
+                    times[name][shape].append(time.perf_counter() - started)
+            turn += 1
+    rows = [
+        VariantRow(
+            variant,
+            {shape: median(runs) for shape, runs in times[str(variant)].items()},
+            turn,
+            doubt_about(variant, manifest),
+        )
+        for variant in found
+        if str(variant) in times
+    ]
+    return sorted(rows, key=lambda row: sum(_per_text(row).values()))
+
+
+def _per_text(row: VariantRow) -> dict[Shape, float]:
+    return {shape: seconds / shape[0] for shape, seconds in row.seconds.items()}
+
+
+def texts_per_s(row: VariantRow) -> dict[Shape, float]:
+    """Return texts per second of each shape."""
+    return {shape: 1.0 / seconds for shape, seconds in _per_text(row).items()}
+
+
+def speed(rows: Sequence[VariantRow], variant: Variant) -> float | None:
+    """Return how fast ``variant`` was, relative to the others; None if it was not timed."""
+    for row in rows:
+        if str(row.variant) == str(variant):
+            return 1.0 / sum(_per_text(row).values())
+    return None
