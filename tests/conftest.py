@@ -148,6 +148,7 @@ class Workers:
     queue: str
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    python: str = sys.executable  # a test may start workers of another environment
 
     def start(
         self,
@@ -189,7 +190,7 @@ class Workers:
         """Start ``gristmill-worker`` with any arguments."""
         with self.log(len(self.processes)).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, *program, *command],
+                [self.python, *program, *command],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **(env or {})},
