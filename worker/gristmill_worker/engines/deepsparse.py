@@ -38,6 +38,7 @@ from gristmill_worker.memory import resident_mb
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
 from gristmill_worker.telemetry import logger
 
+NAME: Final = "deepsparse"
 VERSION: Final = "1.8.0"
 INSTALL: Final = (
     "in an environment with Python 3.11 and without gristmill[models]: "
@@ -50,7 +51,7 @@ _ABORTS: Final = frozenset({"DynamicQuantizeLinear"})  # the library ends the wh
 class DeepSparseEngine:
     """See :class:`~gristmill_worker.engines.base.Engine`."""
 
-    name = "deepsparse"
+    name = NAME
 
     def __init__(self, manifest: Manifest, compiled: Mapping[Shape, Any]) -> None:
         self.precision = manifest.precision
