@@ -48,6 +48,13 @@ def test_settings_go_before_what_tune_chose_before_the_grid(tiny_classifier: Pat
         sizing(model, shapes=[[2, 16]])
 
 
+def test_an_engine_to_which_every_shape_is_dear_gets_few(tiny_encoder: Path) -> None:
+    settings = Settings(queue="q", model=tiny_encoder)
+    manifest = manifests.load(tiny_encoder)
+    few = Sizing.of(settings, Variant(tiny_encoder, "deepsparse", "fp32", manifest)).shapes
+    assert list(few) == [(1, 16), (8, 16), (1, 48), (8, 48)]
+
+
 @pytest.mark.parametrize("shapes", [[[1, 8], [4, 16]], [[1, 48], [2000, 48]], [[1, 512]]])
 def test_stored_shapes_that_do_not_fit_are_not_used(
     tiny_classifier: Path, tmp_path: Path, shapes: list[list[int]]

@@ -11,7 +11,7 @@ from gristmill_worker.cpus import parse_cpu_list
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-ENGINE_NAMES = ("auto", "openvino", "onnxruntime", "null")
+ENGINE_NAMES = ("auto", "openvino", "onnxruntime", "deepsparse", "null")
 
 
 def cpu_list(

@@ -49,7 +49,7 @@ class Settings(BaseModel):
     redis: str = "redis://localhost:6379/0"
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # default: host, pid and random digits
     # auto: what suits this CPU; null computes nothing: to measure the rest
-    engine: Literal["auto", "openvino", "onnxruntime", "null"] = "auto"
+    engine: Literal["auto", "openvino", "onnxruntime", "deepsparse", "null"] = "auto"
     form: str = "auto"  # of the model: "fp32", or what 'model quantize' made
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of what is computed in floats
     engine_memory_mb: int = Field(MEMORY_MB, ge=0)  # for compilations of single shapes

@@ -14,6 +14,8 @@ from gristmill_worker.engines.base import Shape
 
 BATCHES: Final = (1, 2, 4, 8, 16, 32)
 SEQUENCES: Final = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+FEW_BATCHES: Final = (1, 8)
+FEW_SEQUENCES: Final = (16, 64, 192)
 MAX_TOKENS: Final = 2048
 CANDIDATE_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
 WINDOW: Final = 256  # texts that are planned together, unless told otherwise
@@ -23,13 +25,15 @@ _SMALLEST_SAMPLE: Final = 1000  # lengths without which nothing is suggested
 _SEED: Final = 20_240
 
 
-def default_shapes(max_length: int, max_tokens: int = MAX_TOKENS) -> list[Shape]:
+def default_shapes(max_length: int, max_tokens: int = MAX_TOKENS, *, few: bool = False) -> list[Shape]:
     """Return a grid of (batch, sequence) up to ``max_length``, each of at most ``max_tokens`` tokens.
 
     Batches of one are there for every length, also where ``max_length`` alone exceeds ``max_tokens``.
+    ``few`` is for engines to which every shape is dear.
     """
-    sequences = [*(s for s in SEQUENCES if s < max_length), max_length]
-    return [(b, s) for s in sequences for b in BATCHES if b == 1 or b * s <= max_tokens]
+    steps, batches = (FEW_SEQUENCES, FEW_BATCHES) if few else (SEQUENCES, BATCHES)
+    sequences = [*(s for s in steps if s < max_length), max_length]
+    return [(b, s) for s in sequences for b in batches if b == 1 or b * s <= max_tokens]
 
 
 def candidate_shapes(max_length: int, max_tokens: int = MAX_TOKENS) -> list[Shape]:

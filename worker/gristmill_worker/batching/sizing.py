@@ -16,6 +16,7 @@ from gristmill_worker.batching.shapes import (
     check_shapes,
     default_shapes,
 )
+from gristmill_worker.engines import deepsparse
 from gristmill_worker.engines.base import Shape
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.settings import Settings
@@ -57,7 +58,9 @@ class Sizing:
         elif stored <= set(candidates) and any(shape[1] == manifest.max_length for shape in stored):
             shapes = sorted(stored)
         else:  # nothing was tuned, or for other limits
-            shapes = default_shapes(manifest.max_length, batch.max_tokens)
+            shapes = default_shapes(
+                manifest.max_length, batch.max_tokens, few=variant.engine == deepsparse.NAME
+            )
         costs, origin = costs_for(settings.model, key, sorted({*shapes, *candidates}))
         return cls(shapes, candidates, costs, origin == "measured", manifest.max_length, batch.max_items)
 

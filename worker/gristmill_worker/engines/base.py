@@ -64,6 +64,7 @@ class LoadEngine(Protocol):
 ENGINES: Mapping[str, str] = {  # name -> the extra that installs it
     "openvino": "worker",
     "onnxruntime": "worker",
+    "deepsparse": "worker,deepsparse",
     "null": "worker",
 }
 

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from gristmill.errors import InputFileError
 from gristmill_worker.cpus import cpu_features
+from gristmill_worker.engines import deepsparse
 from gristmill_worker.engines.base import ENGINES, Floats
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models.manifest import Manifest
@@ -22,7 +23,6 @@ AUTO: Final = "auto"
 NULL: Final = "null"
 REFERENCE_ENGINE: Final = "onnxruntime"
 NATIVE_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
-NEEDS: Final = {"deepsparse": "avx2"}  # without it the engine's code ends the process
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +104,14 @@ def obstacle_to(variant: Variant, features: frozenset[str]) -> str | None:
     engine = variant.engine
     if engine == NULL:
         return None
+    if engine == deepsparse.NAME and (reason := deepsparse.obstacle()) is not None:
+        return reason
     if find_spec(engine) is None:
         return f"{engine} is not installed: pip install 'gristmill[{ENGINES[engine]}]'"
     if variant.manifest.engines and engine not in variant.manifest.engines:
         return f"form {variant.form!r} was made for {', '.join(variant.manifest.engines)}"
     if variant.floats == "bf16":
         return _obstacle_to_bf16(engine, features)
-    if (needed := NEEDS.get(engine)) is not None and needed not in features:
-        return f"{engine} needs a CPU with {needed.upper()}"
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from gristmill_worker.engines.base import (
     unknown_shape,
 )
 from gristmill_worker.engines.variant import precision_of
+from gristmill_worker.memory import resident_mb
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
 
 _HINTS = {"fp32": "f32", "bf16": "bf16"}
@@ -103,12 +103,6 @@ def load(model_dir: Path, manifest: Manifest, shapes: Sequence[Shape], options: 
     except Exception as error:  # as above
         raise ModelRefusedError(f"openvino {ov.__version__} cannot run {path}: {error}") from error
     return engine
-
-
-def resident_mb() -> float:
-    """Return the memory that this process has in use."""
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _check_signature(model: Any, manifest: Manifest) -> None:
