@@ -79,11 +79,7 @@ class Judge:
     def ok(self, job: Job, value: Any, batch: BatchRun) -> Outcome:
         """Return the outcome of a job whose value is ``value``."""
         queued_ms = batch.started_ms - job.delivery.enqueued_ms - job.encode_ms
-        timing_ms = {
-            "queued": round(max(queued_ms, 0.0), 3),
-            "encode": round(job.encode_ms, 3),
-            "run": round(batch.run_ms, 3),
-        }
+        timing_ms = {"queued": round(max(queued_ms, 0.0), 3), "encode": job.encode_ms, "run": batch.run_ms}
         result = Result(
             id=job.request.id,
             status="ok",
