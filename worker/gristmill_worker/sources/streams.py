@@ -72,22 +72,28 @@ class StreamSource:
         """Run finish.lua. May be repeated after a lost reply: what was acknowledged is not done again."""
         replies = {name: i for i, name in enumerate(sorted({o.reply for o in outcomes if o.reply}), 1)}
         names = [self._stream, keys.dead(self._queue), *(keys.reply(self._queue, name) for name in replies)]
-        args: list[Any] = [keys.GROUP, self._worker, REPLY_CAP, DONE_MARK_S, len(replies)]
+        lists: list[list[bytes]] = [[] for _ in range(1 + len(replies))]
+        rows: list[Any] = []
         for outcome in outcomes:
+            stream = replies[outcome.reply] if outcome.reply else 0
             if outcome.result is None:
                 names.append(keys.dead(self._queue))
-                body = b""
+                size = 0
             else:
                 names.append(keys.result(self._queue, outcome.result.id))
                 body = wire.encode_result(outcome.result)
-            args += [
+                lists[stream].append(body)
+                size = len(body)
+            rows += [
                 outcome.delivery.entry_id,
-                replies[outcome.reply] if outcome.reply else 0,
+                stream,
                 self._result_ttl_s if outcome.ttl_s is None else outcome.ttl_s,
-                body,
+                size,
                 outcome.reason,
                 outcome.delivery.deliveries,
             ]
+        results = [b"[" + b",".join(bodies) + b"]" for bodies in lists]
+        args = [keys.GROUP, self._worker, REPLY_CAP, DONE_MARK_S, len(replies), *results, *rows]
         with self._translated():
             finished: int = sum(self._finish(keys=names, args=args))
         with self._lock:
