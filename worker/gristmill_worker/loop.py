@@ -6,6 +6,7 @@ thus never waits for Redis or the tokenizer while there is work; one window runs
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
@@ -31,6 +32,7 @@ REFUSALS: Final = 5  # in a row, by a Redis that answers otherwise
 LAST_TRY_S: Final = 5.0  # for storing results after the stop signal while Redis is away
 FINISHED_TOGETHER: Final = 256  # requests
 HELD_WINDOWS: Final = 2  # one runs, one is spare
+GC_OBJECTS: Final = 20_000  # between two looks for cycles: several windows' worth, which by then are gone
 
 
 @dataclass(slots=True)
@@ -84,6 +86,8 @@ class Loop:
         """Take and process windows. Survives every error; only a refused login at the start is raised."""
         engine = threading.Thread(target=self._run_batches, name="engine", daemon=True)
         finisher = threading.Thread(target=self._finish_batches, name="finish", daemon=True)
+        gc.freeze()  # what is loaded stays: walking it again and again would hold up the requests
+        gc.set_threshold(GC_OBJECTS)
         engine.start()
         finisher.start()
         try:
@@ -162,7 +166,7 @@ class Loop:
                 return [item for job in jobs for item in self._encode([job])]
             logger().warning("request_failed", id=jobs[0].request.id, error=str(error))
             return [ItemError(f"the request cannot be encoded: {error}")]
-        encode_ms = (time.perf_counter() - started) * 1000
+        encode_ms = round((time.perf_counter() - started) * 1000, 3)
         for job in jobs:
             job.encode_ms = encode_ms
         return items
@@ -212,7 +216,7 @@ class Loop:
                 for half in (batch.jobs[:middle], batch.jobs[middle:]):
                     self._run_batch(self._assemble(half, batch.shape))
                 return
-        run_ms = (time.perf_counter() - started) * 1000
+        run_ms = round((time.perf_counter() - started) * 1000, 3)
         run = BatchRun(len(batch.jobs), batch.shape, started_ms, run_ms)
         self._ran.put(_Ran(batch.jobs, run, outputs, message))
 
