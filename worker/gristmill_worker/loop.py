@@ -121,12 +121,22 @@ class Loop:
                 logger().exception("take_failed")
                 self._source.recover()
                 self._stop.wait(BACKOFF_S[1])
-            if batches:
+            if len(batches) == 1 and len(batches[0].jobs) == 1 and self._is_idle():
+                self._run_here(batches[0])
+                self._slots.release()
+            elif batches:
                 self._planned.put(batches)
             else:
                 self._slots.release()
             if any(job.delivery.deliveries > 1 for batch in batches for job in batch.jobs):
                 self._wait_until_idle()  # if it kills this process, nothing else is to blame
+
+    def _is_idle(self) -> bool:
+        """Say whether no window runs or waits to, beside the one that is held by the caller."""
+        others = self._slots.acquire(blocking=False)
+        if others:
+            self._slots.release()
+        return others
 
     def _wait_until_idle(self) -> None:
         for _ in range(HELD_WINDOWS):
@@ -189,20 +199,28 @@ class Loop:
         while (window := self._planned.get()) is not None:
             for batch in window:
                 with self._redelivered_on_error([job.delivery for job in batch.jobs]):
-                    self._run_on_time(batch)
+                    for ran in self._run_on_time(batch):
+                        self._ran.put(ran)
             self._slots.release()
 
-    def _run_on_time(self, batch: _Batch) -> None:
+    def _run_here(self, batch: _Batch) -> None:
+        """Run and finish in this thread what came alone to an idle worker: hand-offs would only delay it."""
+        with self._redelivered_on_error([job.delivery for job in batch.jobs]):
+            for ran in self._run_on_time(batch):
+                with self.counters.stage("finish"):
+                    self._finish(self._outcomes(ran))
+
+    def _run_on_time(self, batch: _Batch) -> Iterator[_Ran | list[Outcome]]:
         late = [job for job in batch.jobs if job.is_late()]
         if late:
-            self._ran.put([self._judge.expired(job) for job in late])
+            yield [self._judge.expired(job) for job in late]
             jobs = [job for job in batch.jobs if job not in late]
             if not jobs:
                 return
             batch = self._assemble(jobs, batch.shape)
-        self._run_batch(batch)
+        yield from self._run_batch(batch)
 
-    def _run_batch(self, batch: _Batch) -> None:
+    def _run_batch(self, batch: _Batch) -> Iterator[_Ran]:
         """Run one batch; where the engine fails, halve it until the request to blame stands alone."""
         started, started_ms = time.perf_counter(), time.time() * 1000
         outputs, message = None, ""
@@ -214,11 +232,11 @@ class Loop:
             if len(batch.jobs) > 1:
                 middle = len(batch.jobs) // 2
                 for half in (batch.jobs[:middle], batch.jobs[middle:]):
-                    self._run_batch(self._assemble(half, batch.shape))
+                    yield from self._run_batch(self._assemble(half, batch.shape))
                 return
         run_ms = round((time.perf_counter() - started) * 1000, 3)
         run = BatchRun(len(batch.jobs), batch.shape, started_ms, run_ms)
-        self._ran.put(_Ran(batch.jobs, run, outputs, message))
+        yield _Ran(batch.jobs, run, outputs, message)
 
     # The third thread: finish
 
@@ -232,7 +250,7 @@ class Loop:
                 while ran is not None:
                     held = ran.jobs if isinstance(ran, _Ran) else ran
                     with self._redelivered_on_error([each.delivery for each in held]):
-                        outcomes += self._decode(ran) if isinstance(ran, _Ran) else ran
+                        outcomes += self._outcomes(ran)
                     if len(outcomes) >= FINISHED_TOGETHER or self._ran.empty():
                         break
                     ran = self._ran.get()
@@ -241,7 +259,9 @@ class Loop:
                         self._finish(outcomes)
             more = ran is not None
 
-    def _decode(self, ran: _Ran) -> list[Outcome]:
+    def _outcomes(self, ran: _Ran | list[Outcome]) -> list[Outcome]:
+        if not isinstance(ran, _Ran):
+            return ran
         if ran.outputs is None:
             logger().warning("request_failed", id=ran.jobs[0].request.id, error=ran.error)
             return [self._judge.failed(ran.jobs[0], ErrorCode.ENGINE_ERROR, ran.error)]
