@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -140,6 +140,12 @@ def encode_body(body: Mapping[str, Any], limit: int = MAX_BODY_BYTES) -> bytes:
             ErrorCode.TOO_LARGE,
         )
     return encoded
+
+
+def pairs(flat: Sequence[T]) -> dict[T, T]:
+    """Return the names and values that Redis sends alternating."""
+    each = iter(flat)
+    return dict(zip(each, each, strict=True))
 
 
 def decode_request(fields: Mapping[bytes, bytes], limit: int = MAX_BODY_BYTES) -> Request | Refusal:

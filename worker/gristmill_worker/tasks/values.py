@@ -24,7 +24,7 @@ def to_value(array: Array, encoding: str) -> Any:
     if encoding == "json":
         return array if array.ndim else array.item()  # the codec writes arrays as lists
     name, little = _little(array.dtype)
-    data = base64.b64encode(array.astype(little, copy=False)).decode("ascii")
+    data = base64.b64encode(array.astype(little, copy=False).tobytes()).decode("ascii")
     return {"dtype": name, "shape": list(array.shape), "data": data}
 
 
