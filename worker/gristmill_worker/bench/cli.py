@@ -65,6 +65,11 @@ def bench(model: Path, texts: Path | None, text_column: str | None, quick: bool,
     """
     if texts is not None and text_column is None:
         raise click.UsageError("--texts goes with --text-column")
+    if given["threads"] > 1:
+        raise InputFileError(
+            f"--threads {given['threads']}: bench measures a worker on one CPU, where they would wait for "
+            "each other; 'gristmill-worker tune' compares threads with workers"
+        )
     with console.needs_extra("worker"):
         from gristmill_worker.bench import report as bench_report
         from gristmill_worker.bench.figures import measure
