@@ -10,7 +10,7 @@ from typing import Any, Final
 from gristmill import wire
 from gristmill.errors import BrokerUnavailable, ErrorCode, WireError
 from gristmill.wire import Refusal, Request, Result
-from gristmill_worker.engines.base import Shape
+from gristmill_worker.engines.base import Array, Shape
 from gristmill_worker.sources.base import Delivery, Outcome
 from gristmill_worker.tasks.base import Encoded
 from gristmill_worker.telemetry import logger
@@ -43,6 +43,25 @@ class BatchRun:
     shape: Shape
     started_ms: float
     run_ms: float
+
+
+@dataclass(slots=True)
+class Batch:
+    """Jobs that run together; ``inputs`` are theirs, padded to ``shape``."""
+
+    jobs: list[Job]
+    shape: Shape
+    inputs: dict[str, Array]
+
+
+@dataclass(slots=True)
+class Ran:
+    """A batch with the engine's outputs, or without where the engine failed on its only job."""
+
+    jobs: list[Job]
+    run: BatchRun
+    outputs: dict[str, Array] | None
+    error: str = ""
 
 
 class Judge:

@@ -2,6 +2,7 @@
 
 Three threads overlap: one takes, encodes and plans, one runs the engine, one decodes and finishes. The engine
 thus never waits for Redis or the tokenizer while there is work; one window runs and at most one more is held.
+What comes alone to an idle worker goes through all of it in the first thread.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from queue import Queue
 from typing import Final
 
@@ -20,8 +20,8 @@ from gristmill.errors import BrokerUnavailable, ErrorCode
 from gristmill_worker.batching.linger import drain
 from gristmill_worker.batching.planner import Planner
 from gristmill_worker.batching.sizing import Sizing
-from gristmill_worker.engines.base import Array, Engine, Shape
-from gristmill_worker.jobs import BatchRun, Job, Judge
+from gristmill_worker.engines.base import Engine, Shape
+from gristmill_worker.jobs import Batch, BatchRun, Job, Judge, Ran
 from gristmill_worker.settings import BatchSettings
 from gristmill_worker.sources.base import Delivery, Outcome, Source
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
@@ -33,25 +33,6 @@ LAST_TRY_S: Final = 5.0  # for storing results after the stop signal while Redis
 FINISHED_TOGETHER: Final = 256  # requests
 HELD_WINDOWS: Final = 2  # one runs, one is spare
 GC_OBJECTS: Final = 20_000  # between two looks for cycles: several windows' worth, which by then are gone
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Jobs that run together; ``inputs`` are theirs, padded to ``shape``."""
-
-    jobs: list[Job]
-    shape: Shape
-    inputs: dict[str, Array]
-
-
-@dataclass(slots=True)
-class _Ran:
-    """A batch with the engine's outputs, or without where the engine failed on its only job."""
-
-    jobs: list[Job]
-    run: BatchRun
-    outputs: dict[str, Array] | None
-    error: str = ""
 
 
 class Loop:
@@ -78,8 +59,8 @@ class Loop:
         self._outage = ""  # the last error of Redis that was logged
         self._gave_up = False  # on storing results, after the stop signal
         self._slots = threading.Semaphore(HELD_WINDOWS)
-        self._planned: Queue[list[_Batch] | None] = Queue()  # bounded by the slots
-        self._ran: Queue[_Ran | list[Outcome] | None] = Queue(maxsize=8)
+        self._planned: Queue[list[Batch] | None] = Queue()  # bounded by the slots
+        self._ran: Queue[Ran | list[Outcome] | None] = Queue(maxsize=8)
         self.counters = Counters()
 
     def run(self) -> None:
@@ -104,7 +85,7 @@ class Loop:
         reached = False
         while not self._stop.is_set():
             self._slots.acquire()
-            batches: list[_Batch] = []
+            batches: list[Batch] = []
             try:
                 with self.counters.stage("take"):
                     window = drain(self._source.take, self._batch.max_items, self._batch.max_wait_ms / 1000)
@@ -143,12 +124,12 @@ class Loop:
             self._slots.acquire()
         self._slots.release(HELD_WINDOWS)
 
-    def _prepare(self, window: Sequence[Delivery]) -> list[_Batch]:
+    def _prepare(self, window: Sequence[Delivery]) -> list[Batch]:
         jobs, refused = self._judge.read(window)
         # What was delivered before may have killed its worker, so it runs alone.
         suspects = [[job] for job in jobs if job.delivery.deliveries > 1]
         fresh = [job for job in jobs if job.delivery.deliveries == 1]
-        batches: list[_Batch] = []
+        batches: list[Batch] = []
         for group in [*suspects, fresh]:
             with self.counters.stage("encode"):
                 items = self._encode(group)
@@ -181,7 +162,7 @@ class Loop:
             job.encode_ms = encode_ms
         return items
 
-    def _plan(self, jobs: Sequence[Job]) -> list[_Batch]:
+    def _plan(self, jobs: Sequence[Job]) -> list[Batch]:
         if not jobs:
             return []
         lengths = [job.item.length for job in jobs]
@@ -190,8 +171,8 @@ class Loop:
         planned = self._planner.plan(lengths, deadlines)
         return [self._assemble([jobs[i] for i in batch.items], batch.shape) for batch in planned]
 
-    def _assemble(self, jobs: list[Job], shape: Shape) -> _Batch:
-        return _Batch(jobs, shape, self._task.assemble([job.item for job in jobs], shape))
+    def _assemble(self, jobs: list[Job], shape: Shape) -> Batch:
+        return Batch(jobs, shape, self._task.assemble([job.item for job in jobs], shape))
 
     # The second thread: run
 
@@ -203,14 +184,14 @@ class Loop:
                         self._ran.put(ran)
             self._slots.release()
 
-    def _run_here(self, batch: _Batch) -> None:
+    def _run_here(self, batch: Batch) -> None:
         """Run and finish in this thread what came alone to an idle worker: hand-offs would only delay it."""
         with self._redelivered_on_error([job.delivery for job in batch.jobs]):
             for ran in self._run_on_time(batch):
                 with self.counters.stage("finish"):
                     self._finish(self._outcomes(ran))
 
-    def _run_on_time(self, batch: _Batch) -> Iterator[_Ran | list[Outcome]]:
+    def _run_on_time(self, batch: Batch) -> Iterator[Ran | list[Outcome]]:
         late = [job for job in batch.jobs if job.is_late()]
         if late:
             yield [self._judge.expired(job) for job in late]
@@ -220,7 +201,7 @@ class Loop:
             batch = self._assemble(jobs, batch.shape)
         yield from self._run_batch(batch)
 
-    def _run_batch(self, batch: _Batch) -> Iterator[_Ran]:
+    def _run_batch(self, batch: Batch) -> Iterator[Ran]:
         """Run one batch; where the engine fails, halve it until the request to blame stands alone."""
         started, started_ms = time.perf_counter(), time.time() * 1000
         outputs, message = None, ""
@@ -236,7 +217,7 @@ class Loop:
                 return
         run_ms = round((time.perf_counter() - started) * 1000, 3)
         run = BatchRun(len(batch.jobs), batch.shape, started_ms, run_ms)
-        yield _Ran(batch.jobs, run, outputs, message)
+        yield Ran(batch.jobs, run, outputs, message)
 
     # The third thread: finish
 
@@ -248,7 +229,7 @@ class Loop:
             with self.counters.stage("finish"):
                 # All that is ready goes in one step: small batches cost more to store than to run.
                 while ran is not None:
-                    held = ran.jobs if isinstance(ran, _Ran) else ran
+                    held = ran.jobs if isinstance(ran, Ran) else ran
                     with self._redelivered_on_error([each.delivery for each in held]):
                         outcomes += self._outcomes(ran)
                     if len(outcomes) >= FINISHED_TOGETHER or self._ran.empty():
@@ -259,8 +240,8 @@ class Loop:
                         self._finish(outcomes)
             more = ran is not None
 
-    def _outcomes(self, ran: _Ran | list[Outcome]) -> list[Outcome]:
-        if not isinstance(ran, _Ran):
+    def _outcomes(self, ran: Ran | list[Outcome]) -> list[Outcome]:
+        if not isinstance(ran, Ran):
             return ran
         if ran.outputs is None:
             logger().warning("request_failed", id=ran.jobs[0].request.id, error=ran.error)

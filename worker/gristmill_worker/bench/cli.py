@@ -22,7 +22,11 @@ COUNT: Final = 800
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--engine", default="onnxruntime", show_default=True, help="Engine to run the model on.")
 @click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of the engine, on one CPU."
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of the engine. More than 1 are refused: the worker has one CPU.",
 )
 @click.option(
     "--core", type=click.IntRange(min=0), metavar="N", help="The worker's CPU.  [default: the first]"
