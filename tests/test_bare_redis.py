@@ -1,4 +1,4 @@
-"""The wire contract from outside: bare Redis commands, nothing of this project's producer."""
+"""The wire contract from outside: bare Redis commands in place of this project's producer."""
 
 import json
 import time
@@ -8,6 +8,9 @@ from typing import Any
 from redis import Redis
 
 from conftest import Workers
+from gristmill import Result, keys
+from gristmill_worker.sources.base import Delivery, Outcome
+from gristmill_worker.sources.streams import StreamSource
 
 
 def poll(redis: Redis, key: str) -> Any:
@@ -63,6 +66,38 @@ def test_a_worker_pushes_to_a_reply_stream_that_its_reader_made(
     (result,) = json.loads(fields[b"results"])
     assert (result["id"], result["status"]) == ("after", "ok")
     assert redis.get(f"gm:{{{queue}}}:result:after") == b"done"  # ttl 0: pushed, not kept
+
+
+def test_of_a_batch_only_what_was_not_answered_elsewhere_is_stored_and_pushed(
+    redis: Redis, redis_url: str, queue: str
+) -> None:
+    source = StreamSource(redis_url, queue, "w0", lease_s=30.0, result_ttl_s=60)
+    for name in ("me", "you"):
+        redis.xadd(keys.reply(queue, name), {"open": "1"})
+    ttl = {"b": 0, "d": 0}
+    reply = {"a": "me", "b": "me", "c": "me", "d": "you", "e": "you"}
+    for request_id in "abcdef":
+        redis.xadd(keys.requests(queue), {"id": request_id, "body": "{}"})
+    deliveries: list[Delivery] = []
+    while len(deliveries) < 6:
+        deliveries += source.take(6, 0.1)
+    redis.xack(keys.requests(queue), keys.GROUP, deliveries[1].entry_id)  # b: another worker was first
+    redis.set(keys.result(queue, "e"), "answered")
+    outcomes = [
+        Outcome(delivery, Result(id_, "ok", value="ü" * i), reply.get(id_), ttl.get(id_))
+        for i, (id_, delivery) in enumerate(zip("abcdef", deliveries, strict=True))
+    ]
+    assert source.finish(outcomes) == 4
+    assert source.finish(outcomes) == 0
+    source.leave()
+    pushed = {}
+    for name in ("me", "you"):
+        ((_, fields),) = redis.execute_command("XRANGE", keys.reply(queue, name), "-", "+")[1:]
+        pushed[name] = [(entry["id"], entry["value"]) for entry in json.loads(fields[b"results"])]
+    assert pushed == {"me": [("a", ""), ("c", "üü")], "you": [("d", "üüü")]}
+    stored: list[Any] = [redis.get(keys.result(queue, request_id)) for request_id in "abcdef"]
+    assert [json.loads(stored[i])["value"] for i in (0, 2, 5)] == ["", "üü", "üüüüü"]
+    assert [stored[i] for i in (1, 3, 4)] == [None, b"done", b"answered"]
 
 
 def test_an_entry_that_nobody_can_be_told_about_is_a_dead_letter(

@@ -7,26 +7,41 @@ import random
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import orjson
 import psutil
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from redis import Redis
 
 from conftest import wait_until
-from gristmill import Result
+from gristmill import Result, keys
 from gristmill.errors import ExitCode, InputFileError
-from gristmill_worker.bench.cli import COUNT, choose_cores
+from gristmill_worker.bench.cli import COUNT, bench, choose_cores
 from gristmill_worker.bench.figures import TARGETS, explain, lost_time
 from gristmill_worker.bench.latency import LOADS, count_sizes, percentiles, poisson_schedule
-from gristmill_worker.bench.rig import STAGES, BenchError, Flow, busy_s, check
+from gristmill_worker.bench.rig import (
+    STAGES,
+    BenchError,
+    Flow,
+    Rig,
+    Worker,
+    busy_s,
+    check,
+    score_all,
+    wait_for,
+)
 from gristmill_worker.bench.throughput import FIFO_BATCH, FIFO_MULTIPLE, fifo_batches, read_texts, split
 
 COMMAND = [sys.executable, "-m", "gristmill_worker", "bench"]
@@ -237,6 +252,42 @@ def test_bursts_are_counted_by_batch_and_by_window() -> None:
     assert found.bursts == 2
     assert found.batch_sizes == {2: 2, 4: 2}
     assert found.window_sizes == {2: 1, 4: 1, 6: 1}
+
+
+@contextmanager
+def dying(rig: Rig, model: Path) -> Iterator[Worker]:
+    """A worker that answers nothing, is killed after half a second, and left within a few more."""
+    with rig.worker("dies", min(os.sched_getaffinity(0)), model=model, engine="null") as worker:
+        with Redis.from_url(rig.redis.url) as redis:
+            redis.xadd(keys.requests("dies"), {"body": "{}"})  # the worker logs that it has no ID
+            wait_until(lambda: redis.exists(keys.dead("dies")))
+        pid = int(rig.client.workers("dies")[0]["pid"])
+        os.kill(pid, signal.SIGSTOP)
+        Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+        started = time.monotonic()
+        try:
+            yield worker
+        finally:
+            assert time.monotonic() - started < 5.0
+
+
+@pytest.mark.parametrize("how", ["streamed", "asked"])
+def test_a_worker_that_dies_ends_the_run_with_the_end_of_its_log(tiny_classifier: Path, how: str) -> None:
+    def run() -> None:
+        with Rig() as rig, dying(rig, tiny_classifier) as worker:
+            if how == "streamed":
+                score_all(rig, worker, ["the mill"] * 10, Flow(), options={}, window=10)
+            else:
+                wait_for(rig.client, rig.client.submit("dies", "the mill"), worker)
+
+    with pytest.raises(BenchError, match="exit code") as caught:
+        run()
+    assert "entry_dead_lettered" in caught.value.__notes__[-1]
+
+
+def test_threads_that_would_share_a_cpu_are_refused(tiny_classifier: Path) -> None:
+    with pytest.raises(InputFileError, match="--threads 2"):
+        CliRunner().invoke(bench, [str(tiny_classifier), "--threads", "2"], catch_exceptions=False)
 
 
 def test_a_failed_request_ends_the_run() -> None:

@@ -10,8 +10,16 @@ from structlog.testing import capture_logs
 from conftest import Workers
 from gristmill import Client
 from gristmill.errors import InputFileError
+from gristmill_worker.batching import costs as costs_module
 from gristmill_worker.batching import sizing as sizing_module
-from gristmill_worker.batching.cost_table import CostTable, Measurement, cost_key, save_costs
+from gristmill_worker.batching.cost_table import (
+    CostKey,
+    CostTable,
+    Measurement,
+    cost_key,
+    load_costs,
+    save_costs,
+)
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
@@ -53,6 +61,22 @@ def test_an_engine_to_which_every_shape_is_dear_gets_few(tiny_encoder: Path) -> 
     manifest = manifests.load(tiny_encoder)
     few = Sizing.of(settings, Variant(tiny_encoder, "deepsparse", "fp32", manifest)).shapes
     assert list(few) == [(1, 16), (8, 16), (1, 48), (8, 48)]
+
+
+def test_the_table_is_read_once(
+    tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tuned(tiny_classifier, tmp_path)
+    read: list[Path] = []
+
+    def load(folder: Path, key: CostKey) -> CostTable | None:
+        read.append(folder)
+        return load_costs(folder, key)
+
+    for module in (sizing_module, costs_module):
+        monkeypatch.setattr(module, "load_costs", load)
+    assert sizing(model).measured
+    assert read == [model]
 
 
 @pytest.mark.parametrize("shapes", [[[1, 8], [4, 16]], [[1, 48], [2000, 48]], [[1, 512]]])

@@ -132,20 +132,31 @@ class TestCommand:
 
     def test_it_takes_lengths_from_a_file(self, model: Path, tmp_path: Path) -> None:
         path = tmp_path / "texts.csv"
-        path.write_text("id,body\n" + "1,the mill\n2,\n3,the mill grinds the corn\n")
+        path.write_text("id,body\n" + "1,the mill\n2,\n3,the mill grinds the corn\n4, \n")
         options = TuneOptions(model=model, texts=path, text_column="body")
-        lengths = text_lengths(options, manifests.load(model))
+        lengths, skipped = text_lengths(options, manifests.load(model))
         assert len(lengths) == 4096
         assert len(set(lengths)) == 2
+        assert skipped == 2
         with pytest.raises(InputFileError, match="no text in the column 'text'"):
             text_lengths(TuneOptions(model=model, texts=path), manifests.load(model))
         with pytest.raises(InputFileError, match=r"end in \.csv or \.jsonl"):
             text_lengths(TuneOptions(model=model, texts=tmp_path / "texts.doc"), manifests.load(model))
 
+    def test_it_says_how_many_rows_have_no_text(self, model: Path, tmp_path: Path) -> None:
+        path = tmp_path / "texts.csv"
+        path.write_text('text\nthe mill\n""\nthe mill grinds\n" "\n')
+        path_json = tmp_path / "tune.json"
+        done = tuned(model, "--cores", CORES[0], "--seconds", 1, "--texts", path, "--json", path_json)
+        assert done.exit_code == 0, done.output
+        assert "2 rows without a text" in done.output
+        assert json.loads(path_json.read_text("utf-8"))["texts"]["skipped_rows"] == 2
+
     def test_it_takes_pythons_documentation_by_default(self, model: Path) -> None:
         manifest = manifests.load(model)
-        lengths = text_lengths(TuneOptions(model=model), manifest)
-        assert lengths == text_lengths(TuneOptions(model=model), manifest)
+        lengths, skipped = text_lengths(TuneOptions(model=model), manifest)
+        assert (lengths, skipped) == text_lengths(TuneOptions(model=model), manifest)
+        assert skipped == 0
         assert len(set(lengths)) > 10
         assert max(lengths) == manifest.max_length
 

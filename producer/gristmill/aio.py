@@ -40,6 +40,7 @@ class AsyncClient:
 
     def _connect(self) -> None:
         self._redis = Redis(connection_pool=open_pool(BlockingConnectionPool, self._url))
+        self._redis.response_callbacks.clear()  # replies as they are
         self._scripts: dict[str, DriverScript] = {}
         self._reading: dict[str, asyncio.Future[None]] = {}  # by queue, done when its reader is back
 

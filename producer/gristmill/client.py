@@ -8,13 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Self, Unpack
 
-from redis import BlockingConnectionPool, Redis
-from redis.commands.core import Script as DriverScript
-
-from gristmill import scripts
 from gristmill.calls import CallKeywords, CallOptions, Item, RequestId
 from gristmill.core import Core, Depth
-from gristmill.driver import ERRORS, open_pool, translate
+from gristmill.driver import ERRORS, Connections, translate
 from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
 from gristmill.stream import Stream, StreamKeywords
 from gristmill.wire import MAX_BODY_BYTES, Result
@@ -41,8 +37,7 @@ class Client:
         self._connect()
 
     def _connect(self) -> None:
-        self._redis = Redis(connection_pool=open_pool(BlockingConnectionPool, self._url))
-        self._scripts: dict[str, DriverScript] = {}
+        self._redis = Connections(self._url)
         self._reader = threading.Condition()
         self._reading: set[str] = set()  # queues whose reply stream somebody reads now
 
@@ -54,7 +49,7 @@ class Client:
 
     def close(self) -> None:
         """Close all connections. Requests that were submitted stay submitted."""
-        self._redis.connection_pool.disconnect()
+        self._redis.close()
 
     def submit(
         self,
@@ -176,11 +171,9 @@ class Client:
     def _do(self, op: Op) -> Any:
         match op:
             case Command(args):
-                return self._redis.execute_command(*args)
+                return self._redis.call(*args)
             case Script(name, keys, args):
-                if name not in self._scripts:
-                    self._scripts[name] = self._redis.register_script(scripts.source(name))
-                return self._scripts[name](keys=keys, args=args)
+                return self._redis.run(name, keys, args)
             case Read():
                 return self._read(op)
             case Sleep(seconds):
@@ -195,7 +188,7 @@ class Client:
                 return
             self._reading.add(op.mailbox.queue)
         try:
-            op.mailbox.feed(self._redis.execute_command(*op.mailbox.read_command(op.block_ms)))
+            op.mailbox.feed(self._redis.call(*op.mailbox.read_command(op.block_ms)))
         finally:
             with self._reader:
                 self._reading.discard(op.mailbox.queue)

@@ -200,7 +200,7 @@ class Core:
         bound = yield from self.persist(Command(("HGET", keys.config(queue), "max_length")), ends)
         pending = 0
         for consumer in (yield from self._consumers(queue, ends)):
-            pending += int(consumer["pending"])
+            pending += int(consumer[b"pending"])
         return Depth(max(length - pending, 0), pending, dead, self._bound(bound))
 
     def _bound(self, configured: bytes | None) -> int:
@@ -212,24 +212,24 @@ class Core:
         ends = time.monotonic() + self.retry_s
         live = []
         for consumer in (yield from self._consumers(keys.check_queue(queue), ends)):
-            name = consumer["name"].decode()
+            name = consumer[b"name"].decode()
             beat = yield from self.persist(Command(("HGETALL", keys.worker(queue, name))), ends)
             if beat:
-                live.append({key.decode(): value.decode() for key, value in beat.items()})
+                live.append({key.decode(): value.decode() for key, value in wire.pairs(beat).items()})
         return live
 
-    def _consumers(self, queue: str, ends: float) -> Steps[list[dict[str, Any]]]:
+    def _consumers(self, queue: str, ends: float) -> Steps[list[dict[bytes, Any]]]:
         info = Command(("XINFO CONSUMERS", keys.requests(queue), keys.GROUP))
         exists = yield from self.persist(Command(("EXISTS", keys.requests(queue))), ends)
         if not exists:
             return []
         try:
-            found: list[dict[str, Any]] = yield from self.persist(info, ends)
+            found = yield from self.persist(info, ends)
         except BrokerUnavailable as error:
             if "NOGROUP" in str(error):  # no worker has ever served this queue
                 return []
             raise
-        return found
+        return [wire.pairs(consumer) for consumer in found]
 
 
 def process_name() -> str:

@@ -1,14 +1,18 @@
-"""What the sync and the asyncio client need to know about redis-py: options in, typed errors out."""
+"""What we need to know about redis-py: options in, typed errors out, and commands without its detours."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from redis import exceptions
+from redis import ConnectionPool, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from gristmill import scripts
 from gristmill.core import BLOCK_S
 from gristmill.errors import BrokerUnavailable, InvalidRequestError
 
@@ -16,6 +20,7 @@ P = TypeVar("P", bound=Any)
 
 SOCKET_TIMEOUT_S: Final = 10.0
 CONNECTIONS: Final = 32
+RESTED_S: Final = 1.0  # after so long a connection may have been closed at the other end
 URL_OPTIONS: Final = (
     "db",
     "ssl_ca_certs",
@@ -82,6 +87,64 @@ def open_pool(kind: type[P], url: str) -> P:
             raise
         raise InvalidRequestError(f"{url!r} is not a Redis URL: {error}") from error
     return pool
+
+
+class Connections:
+    """Sends commands and returns the replies as they are; thread-safe, each caller gets a connection.
+
+    The driver's own client does more around each command (pool, health checks, metrics, retries, types of
+    replies) than the command itself needs: half of a round trip's time. A connection that fails is opened
+    again by its next command; to repeat a command is the caller's decision.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._pool = open_pool(ConnectionPool, url)
+        self._idle: list[tuple[Any, float]] = []  # and since when; the last one used is the next
+        self._free = threading.BoundedSemaphore(CONNECTIONS)
+
+    def call(self, *command: Any) -> Any:
+        """Carry out one command. Raises one of ERRORS."""
+        if not self._free.acquire(timeout=SOCKET_TIMEOUT_S):
+            raise exceptions.ConnectionError(f"all {CONNECTIONS} connections are in use")
+        try:
+            connection = self._take()
+            try:
+                connection.send_command(*command)
+                return connection.read_response()
+            except exceptions.ResponseError:
+                raise
+            except BaseException:  # Ctrl-C too: the reply would be taken for that of the next command
+                connection.disconnect()
+                raise
+            finally:
+                self._idle.append((connection, time.monotonic()))
+        finally:
+            self._free.release()
+
+    def run(self, script: str, names: Sequence[str], args: Sequence[Any]) -> Any:
+        """Run one of :mod:`gristmill.scripts`."""
+        try:
+            return self.call("EVALSHA", scripts.digest(script), len(names), *names, *args)
+        except exceptions.NoScriptError:
+            return self.call("EVAL", scripts.source(script), len(names), *names, *args)
+
+    def _take(self) -> Any:
+        try:
+            connection, since = self._idle.pop()
+        except IndexError:
+            return self._pool.get_connection()
+        if time.monotonic() - since > RESTED_S:
+            try:
+                closed = connection.can_read()  # there is nothing to read, unless it is the end
+            except ERRORS:
+                closed = True
+            if closed:
+                connection.disconnect()
+        return connection
+
+    def close(self) -> None:
+        """Close all connections; a command opens them again."""
+        self._pool.disconnect()
 
 
 def translate(error: Exception, url: str) -> BrokerUnavailable:

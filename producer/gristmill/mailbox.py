@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,8 +42,8 @@ class Mailbox:
             self.unclaimed.popitem(last=False)
 
 
-def _results(fields: Mapping[bytes, bytes]) -> list[Result]:
+def _results(fields: Sequence[bytes]) -> list[Result]:
     try:
-        return wire.decode_results(fields.get(b"results", b"[]"))
+        return wire.decode_results(wire.pairs(fields).get(b"results", b"[]"))
     except WireError:  # not written by finish.lua; whoever waits will look at the result key
         return []

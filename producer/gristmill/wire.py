@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -142,8 +142,34 @@ def encode_body(body: Mapping[str, Any], limit: int = MAX_BODY_BYTES) -> bytes:
     return encoded
 
 
+def pairs(flat: Sequence[T]) -> dict[T, T]:
+    """Return the names and values that Redis sends alternating."""
+    each = iter(flat)
+    return dict(zip(each, each, strict=True))
+
+
 def decode_request(fields: Mapping[bytes, bytes], limit: int = MAX_BODY_BYTES) -> Request | Refusal:
     """Read a stream entry. What breaks the contract gives a :class:`Refusal` with whatever could be read."""
+    try:
+        return _read_request(fields, limit)
+    except WireError:
+        return _read_refusal(fields, limit)
+
+
+def _read_request(fields: Mapping[bytes, bytes], limit: int) -> Request:
+    trace = fields.get(b"trace")
+    return Request(
+        id=_read_id(fields.get(b"id")),
+        body=_read_body(fields.get(b"body"), limit),
+        reply=_read_reply(fields.get(b"reply")),
+        deadline_ms=_read_int(fields, b"deadline", 2**53),
+        ttl_s=_read_int(fields, b"ttl", MAX_TTL_S),
+        trace=trace.decode("ascii", "replace") if trace is not None else None,
+    )
+
+
+def _read_refusal(fields: Mapping[bytes, bytes], limit: int) -> Refusal:
+    """Read what can be read of an entry that is no request."""
     problems: list[WireError] = []
 
     def attempt(read: Callable[[], T]) -> T | None:
@@ -156,19 +182,9 @@ def decode_request(fields: Mapping[bytes, bytes], limit: int = MAX_BODY_BYTES) -
     request_id = attempt(lambda: _read_id(fields.get(b"id")))
     reply = attempt(lambda: _read_reply(fields.get(b"reply")))
     ttl_s = attempt(lambda: _read_int(fields, b"ttl", MAX_TTL_S))
-    deadline_ms = attempt(lambda: _read_int(fields, b"deadline", 2**53))
-    body = attempt(lambda: _read_body(fields.get(b"body"), limit))
-    if problems or request_id is None or body is None:
-        return Refusal(request_id, problems[0], reply, ttl_s)
-    trace = fields.get(b"trace")
-    return Request(
-        id=request_id,
-        body=body,
-        reply=reply,
-        deadline_ms=deadline_ms,
-        ttl_s=ttl_s,
-        trace=trace.decode("ascii", "replace") if trace is not None else None,
-    )
+    attempt(lambda: _read_int(fields, b"deadline", 2**53))
+    attempt(lambda: _read_body(fields.get(b"body"), limit))
+    return Refusal(request_id, problems[0], reply, ttl_s)
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
@@ -184,11 +200,19 @@ def decode_body(body: bytes) -> dict[str, Any]:
 
 def encode_result(result: Result) -> bytes:
     """Return the result's JSON. numpy arrays may stand in ``value``."""
-    record: dict[str, Any] = {"id": result.id, "status": result.status, "value": result.value, "error": None}
-    if result.error is not None:
-        record["error"] = {"code": result.error[0], "message": result.error[1]}
-    record |= {"model": result.model, "worker": result.worker, "tokens": result.tokens}
-    record |= {"truncated": result.truncated, "timing_ms": result.timing_ms, "batch": result.batch}
+    error = result.error
+    record = {
+        "id": result.id,
+        "status": result.status,
+        "value": result.value,
+        "error": None if error is None else {"code": error[0], "message": error[1]},
+        "model": result.model,
+        "worker": result.worker,
+        "tokens": result.tokens,
+        "truncated": result.truncated,
+        "timing_ms": result.timing_ms,
+        "batch": result.batch,
+    }
     return orjson.dumps(record, option=_OPTIONS)
 
 

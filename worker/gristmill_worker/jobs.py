@@ -10,7 +10,7 @@ from typing import Any, Final
 from gristmill import wire
 from gristmill.errors import BrokerUnavailable, ErrorCode, WireError
 from gristmill.wire import Refusal, Request, Result
-from gristmill_worker.engines.base import Shape
+from gristmill_worker.engines.base import Array, Shape
 from gristmill_worker.sources.base import Delivery, Outcome
 from gristmill_worker.tasks.base import Encoded
 from gristmill_worker.telemetry import logger
@@ -43,6 +43,25 @@ class BatchRun:
     shape: Shape
     started_ms: float
     run_ms: float
+
+
+@dataclass(slots=True)
+class Batch:
+    """Jobs that run together; ``inputs`` are theirs, padded to ``shape``."""
+
+    jobs: list[Job]
+    shape: Shape
+    inputs: dict[str, Array]
+
+
+@dataclass(slots=True)
+class Ran:
+    """A batch with the engine's outputs, or without where the engine failed on its only job."""
+
+    jobs: list[Job]
+    run: BatchRun
+    outputs: dict[str, Array] | None
+    error: str = ""
 
 
 class Judge:
@@ -79,11 +98,7 @@ class Judge:
     def ok(self, job: Job, value: Any, batch: BatchRun) -> Outcome:
         """Return the outcome of a job whose value is ``value``."""
         queued_ms = batch.started_ms - job.delivery.enqueued_ms - job.encode_ms
-        timing_ms = {
-            "queued": round(max(queued_ms, 0.0), 3),
-            "encode": round(job.encode_ms, 3),
-            "run": round(batch.run_ms, 3),
-        }
+        timing_ms = {"queued": round(max(queued_ms, 0.0), 3), "encode": job.encode_ms, "run": batch.run_ms}
         result = Result(
             id=job.request.id,
             status="ok",

@@ -2,16 +2,17 @@
 
 Three threads overlap: one takes, encodes and plans, one runs the engine, one decodes and finishes. The engine
 thus never waits for Redis or the tokenizer while there is work; one window runs and at most one more is held.
+What comes alone to an idle worker goes through all of it in the first thread.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from queue import Queue
 from typing import Final
 
@@ -19,8 +20,8 @@ from gristmill.errors import BrokerUnavailable, ErrorCode
 from gristmill_worker.batching.linger import drain
 from gristmill_worker.batching.planner import Planner
 from gristmill_worker.batching.sizing import Sizing
-from gristmill_worker.engines.base import Array, Engine, Shape
-from gristmill_worker.jobs import BatchRun, Job, Judge
+from gristmill_worker.engines.base import Engine, Shape
+from gristmill_worker.jobs import Batch, BatchRun, Job, Judge, Ran
 from gristmill_worker.settings import BatchSettings
 from gristmill_worker.sources.base import Delivery, Outcome, Source
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
@@ -31,25 +32,7 @@ REFUSALS: Final = 5  # in a row, by a Redis that answers otherwise
 LAST_TRY_S: Final = 5.0  # for storing results after the stop signal while Redis is away
 FINISHED_TOGETHER: Final = 256  # requests
 HELD_WINDOWS: Final = 2  # one runs, one is spare
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Jobs that run together; ``inputs`` are theirs, padded to ``shape``."""
-
-    jobs: list[Job]
-    shape: Shape
-    inputs: dict[str, Array]
-
-
-@dataclass(slots=True)
-class _Ran:
-    """A batch with the engine's outputs, or without where the engine failed on its only job."""
-
-    jobs: list[Job]
-    run: BatchRun
-    outputs: dict[str, Array] | None
-    error: str = ""
+GC_OBJECTS: Final = 20_000  # between two looks for cycles: several windows' worth, which by then are gone
 
 
 class Loop:
@@ -76,14 +59,16 @@ class Loop:
         self._outage = ""  # the last error of Redis that was logged
         self._gave_up = False  # on storing results, after the stop signal
         self._slots = threading.Semaphore(HELD_WINDOWS)
-        self._planned: Queue[list[_Batch] | None] = Queue()  # bounded by the slots
-        self._ran: Queue[_Ran | list[Outcome] | None] = Queue(maxsize=8)
+        self._planned: Queue[list[Batch] | None] = Queue()  # bounded by the slots
+        self._ran: Queue[Ran | list[Outcome] | None] = Queue(maxsize=8)
         self.counters = Counters()
 
     def run(self) -> None:
         """Take and process windows. Survives every error; only a refused login at the start is raised."""
         engine = threading.Thread(target=self._run_batches, name="engine", daemon=True)
         finisher = threading.Thread(target=self._finish_batches, name="finish", daemon=True)
+        gc.freeze()  # what is loaded stays: walking it again and again would hold up the requests
+        gc.set_threshold(GC_OBJECTS)
         engine.start()
         finisher.start()
         try:
@@ -100,7 +85,7 @@ class Loop:
         reached = False
         while not self._stop.is_set():
             self._slots.acquire()
-            batches: list[_Batch] = []
+            batches: list[Batch] = []
             try:
                 with self.counters.stage("take"):
                     window = drain(self._source.take, self._batch.max_items, self._batch.max_wait_ms / 1000)
@@ -117,24 +102,34 @@ class Loop:
                 logger().exception("take_failed")
                 self._source.recover()
                 self._stop.wait(BACKOFF_S[1])
-            if batches:
+            if len(batches) == 1 and len(batches[0].jobs) == 1 and self._is_idle():
+                self._run_here(batches[0])
+                self._slots.release()
+            elif batches:
                 self._planned.put(batches)
             else:
                 self._slots.release()
             if any(job.delivery.deliveries > 1 for batch in batches for job in batch.jobs):
                 self._wait_until_idle()  # if it kills this process, nothing else is to blame
 
+    def _is_idle(self) -> bool:
+        """Say whether no window runs or waits to, beside the one that is held by the caller."""
+        others = self._slots.acquire(blocking=False)
+        if others:
+            self._slots.release()
+        return others
+
     def _wait_until_idle(self) -> None:
         for _ in range(HELD_WINDOWS):
             self._slots.acquire()
         self._slots.release(HELD_WINDOWS)
 
-    def _prepare(self, window: Sequence[Delivery]) -> list[_Batch]:
+    def _prepare(self, window: Sequence[Delivery]) -> list[Batch]:
         jobs, refused = self._judge.read(window)
         # What was delivered before may have killed its worker, so it runs alone.
         suspects = [[job] for job in jobs if job.delivery.deliveries > 1]
         fresh = [job for job in jobs if job.delivery.deliveries == 1]
-        batches: list[_Batch] = []
+        batches: list[Batch] = []
         for group in [*suspects, fresh]:
             with self.counters.stage("encode"):
                 items = self._encode(group)
@@ -162,12 +157,12 @@ class Loop:
                 return [item for job in jobs for item in self._encode([job])]
             logger().warning("request_failed", id=jobs[0].request.id, error=str(error))
             return [ItemError(f"the request cannot be encoded: {error}")]
-        encode_ms = (time.perf_counter() - started) * 1000
+        encode_ms = round((time.perf_counter() - started) * 1000, 3)
         for job in jobs:
             job.encode_ms = encode_ms
         return items
 
-    def _plan(self, jobs: Sequence[Job]) -> list[_Batch]:
+    def _plan(self, jobs: Sequence[Job]) -> list[Batch]:
         if not jobs:
             return []
         lengths = [job.item.length for job in jobs]
@@ -176,8 +171,8 @@ class Loop:
         planned = self._planner.plan(lengths, deadlines)
         return [self._assemble([jobs[i] for i in batch.items], batch.shape) for batch in planned]
 
-    def _assemble(self, jobs: list[Job], shape: Shape) -> _Batch:
-        return _Batch(jobs, shape, self._task.assemble([job.item for job in jobs], shape))
+    def _assemble(self, jobs: list[Job], shape: Shape) -> Batch:
+        return Batch(jobs, shape, self._task.assemble([job.item for job in jobs], shape))
 
     # The second thread: run
 
@@ -185,20 +180,28 @@ class Loop:
         while (window := self._planned.get()) is not None:
             for batch in window:
                 with self._redelivered_on_error([job.delivery for job in batch.jobs]):
-                    self._run_on_time(batch)
+                    for ran in self._run_on_time(batch):
+                        self._ran.put(ran)
             self._slots.release()
 
-    def _run_on_time(self, batch: _Batch) -> None:
+    def _run_here(self, batch: Batch) -> None:
+        """Run and finish in this thread what came alone to an idle worker: hand-offs would only delay it."""
+        with self._redelivered_on_error([job.delivery for job in batch.jobs]):
+            for ran in self._run_on_time(batch):
+                with self.counters.stage("finish"):
+                    self._finish(self._outcomes(ran))
+
+    def _run_on_time(self, batch: Batch) -> Iterator[Ran | list[Outcome]]:
         late = [job for job in batch.jobs if job.is_late()]
         if late:
-            self._ran.put([self._judge.expired(job) for job in late])
+            yield [self._judge.expired(job) for job in late]
             jobs = [job for job in batch.jobs if job not in late]
             if not jobs:
                 return
             batch = self._assemble(jobs, batch.shape)
-        self._run_batch(batch)
+        yield from self._run_batch(batch)
 
-    def _run_batch(self, batch: _Batch) -> None:
+    def _run_batch(self, batch: Batch) -> Iterator[Ran]:
         """Run one batch; where the engine fails, halve it until the request to blame stands alone."""
         started, started_ms = time.perf_counter(), time.time() * 1000
         outputs, message = None, ""
@@ -210,11 +213,11 @@ class Loop:
             if len(batch.jobs) > 1:
                 middle = len(batch.jobs) // 2
                 for half in (batch.jobs[:middle], batch.jobs[middle:]):
-                    self._run_batch(self._assemble(half, batch.shape))
+                    yield from self._run_batch(self._assemble(half, batch.shape))
                 return
-        run_ms = (time.perf_counter() - started) * 1000
+        run_ms = round((time.perf_counter() - started) * 1000, 3)
         run = BatchRun(len(batch.jobs), batch.shape, started_ms, run_ms)
-        self._ran.put(_Ran(batch.jobs, run, outputs, message))
+        yield Ran(batch.jobs, run, outputs, message)
 
     # The third thread: finish
 
@@ -226,9 +229,9 @@ class Loop:
             with self.counters.stage("finish"):
                 # All that is ready goes in one step: small batches cost more to store than to run.
                 while ran is not None:
-                    held = ran.jobs if isinstance(ran, _Ran) else ran
+                    held = ran.jobs if isinstance(ran, Ran) else ran
                     with self._redelivered_on_error([each.delivery for each in held]):
-                        outcomes += self._decode(ran) if isinstance(ran, _Ran) else ran
+                        outcomes += self._outcomes(ran)
                     if len(outcomes) >= FINISHED_TOGETHER or self._ran.empty():
                         break
                     ran = self._ran.get()
@@ -237,7 +240,9 @@ class Loop:
                         self._finish(outcomes)
             more = ran is not None
 
-    def _decode(self, ran: _Ran) -> list[Outcome]:
+    def _outcomes(self, ran: Ran | list[Outcome]) -> list[Outcome]:
+        if not isinstance(ran, Ran):
+            return ran
         if ran.outputs is None:
             logger().warning("request_failed", id=ran.jobs[0].request.id, error=ran.error)
             return [self._judge.failed(ran.jobs[0], ErrorCode.ENGINE_ERROR, ran.error)]

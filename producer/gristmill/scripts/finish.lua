@@ -7,9 +7,13 @@
 -- ARGV  1  consumer group          4  seconds to keep the "done" mark of a reply-only request
 --       2  worker name             5  R, the number of reply streams
 --       3  entries that a reply stream may hold
---       6...  per item, six values:
+--       6     JSON list of the results that go to no reply stream, '[]' = none
+--       7..6+R      for each reply stream the JSON list of its results
+--       7+R... per item, six values:
 --             entry ID | number of its reply stream, 0 = none | ttl of the result in seconds, 0 = reply only
---             result JSON, '' = none | reason for the dead letters, '' = none | deliveries so far
+--             bytes of its result, 0 = none | reason for the dead letters, '' = none | deliveries so far
+-- The lists have their results in the order of the items, with a comma and nothing else between them. They come
+-- whole because Lua reads every byte of a string that it makes, and as a rule none has to be made.
 -- Returns one integer per item: 1 finished here; 0 dropped, because the entry was acknowledged before
 -- (another worker took it over and answered) or the ID had its answer already.
 
@@ -26,39 +30,55 @@ local function bury(entry, reason, deliveries)
   redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', MOST_LETTERS, '*', unpack(letter))
 end
 
-local outcome, replies = {}, {}
-local at = 6
+local lists, at = {}, 6 -- per reply stream: its JSON list, and what of it was finished here
+for stream = 0, streams do
+  lists[stream] = { text = ARGV[at], from = 2, done = {}, missing = false }
+  at = at + 1
+end
+
+local outcome = {}
 for i = 3 + streams, #KEYS do
-  local entry, stream, ttl = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  local body, reason, deliveries = ARGV[at + 3], ARGV[at + 4], ARGV[at + 5]
+  local entry, list, ttl = ARGV[at], lists[tonumber(ARGV[at + 1])], tonumber(ARGV[at + 2])
+  local bytes, reason, deliveries = tonumber(ARGV[at + 3]), ARGV[at + 4], ARGV[at + 5]
+  local from, to = list.from, list.from + bytes - 1
   local done = redis.call('XACK', KEYS[1], group, entry)
   if done == 1 then
     if reason ~= '' then bury(entry, reason, deliveries) end
     redis.call('XDEL', KEYS[1], entry)
-    if body ~= '' then
+    if bytes > 0 then
       -- A foreign value of another type must not stop the batch half way: it is overwritten.
       local known = redis.pcall('GET', KEYS[i])
       if type(known) == 'string' and known ~= 'pending' then
         done = 0
+      elseif ttl > 0 then
+        redis.call('SET', KEYS[i], string.sub(list.text, from, to), 'EX', ttl)
       else
-        if ttl > 0 then
-          redis.call('SET', KEYS[i], body, 'EX', ttl)
-        else
-          redis.call('SET', KEYS[i], 'done', 'EX', mark_ttl)
-        end
-        if stream > 0 then
-          replies[stream] = replies[stream] or {}
-          table.insert(replies[stream], body)
-        end
+        redis.call('SET', KEYS[i], 'done', 'EX', mark_ttl)
       end
+    end
+  end
+  if bytes > 0 then
+    list.from = to + 2
+    if done == 1 then
+      list.done[#list.done + 1] = { from, to }
+    else
+      list.missing = true
     end
   end
   outcome[#outcome + 1] = done
   at = at + 6
 end
-for stream, bodies in pairs(replies) do
-  -- The reader owns its stream: it creates it and keeps it alive. Nobody reads, nothing is pushed.
-  redis.pcall('XADD', KEYS[2 + stream], 'NOMKSTREAM', 'MAXLEN', '~', cap, '*',
-    'results', '[' .. table.concat(bodies, ',') .. ']')
+for stream = 1, streams do
+  local list = lists[stream]
+  local text = list.text
+  if list.missing then
+    local bodies = {}
+    for i, range in ipairs(list.done) do bodies[i] = string.sub(text, range[1], range[2]) end
+    text = '[' .. table.concat(bodies, ',') .. ']'
+  end
+  if #list.done > 0 then
+    -- The reader owns its stream: it creates it and keeps it alive. Nobody reads, nothing is pushed.
+    redis.pcall('XADD', KEYS[2 + stream], 'NOMKSTREAM', 'MAXLEN', '~', cap, '*', 'results', text)
+  end
 end
 return outcome

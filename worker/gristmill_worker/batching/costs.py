@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from gristmill_worker.batching.cost_table import CostKey, cost_key, load_costs
+from gristmill_worker.batching.cost_table import CostKey, CostTable, cost_key, load_costs
 from gristmill_worker.batching.window_sample import Numbers
 from gristmill_worker.engines.base import Shape
 from gristmill_worker.engines.variant import Variant
@@ -91,7 +91,13 @@ def costs_for(
 
     Measured costs are seconds, those of the formula relative.
     """
-    table = load_costs(model_dir, key)
+    return costs_of(load_costs(model_dir, key), shapes)
+
+
+def costs_of(
+    table: CostTable | None, shapes: Sequence[Shape]
+) -> tuple[dict[Shape, float], Literal["measured", "formula"]]:
+    """Return the same from a table that was read already; None if there is none."""
     if table is None:
         return formula(shapes), "formula"
     return fit(table.measured, shapes).seconds, "measured"

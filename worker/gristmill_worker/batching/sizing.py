@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from gristmill_worker.batching.cost_table import cost_key, load_costs
-from gristmill_worker.batching.costs import costs_for
+from gristmill_worker.batching.costs import costs_of
 from gristmill_worker.batching.shapes import (
     LengthCounter,
     better_shapes,
@@ -61,7 +61,7 @@ class Sizing:
             shapes = default_shapes(
                 manifest.max_length, batch.max_tokens, few=variant.engine == deepsparse.NAME
             )
-        costs, origin = costs_for(settings.model, key, sorted({*shapes, *candidates}))
+        costs, origin = costs_of(table, sorted({*shapes, *candidates}))
         return cls(shapes, candidates, costs, origin == "measured", manifest.max_length, batch.max_items)
 
     def advise(self) -> None:

@@ -23,7 +23,11 @@ COUNT: Final = 800
 @click.argument("model", type=click.Path(path_type=Path))
 @variant_options
 @click.option(
-    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of the engine, on one CPU."
+    "--threads",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of the engine. More than 1 are refused: the worker has one CPU.",
 )
 @click.option(
     "--core", type=click.IntRange(min=0), metavar="N", help="The worker's CPU.  [default: the first]"
@@ -66,6 +70,11 @@ def bench(model: Path, texts: Path | None, text_column: str | None, quick: bool,
     """
     if texts is not None and text_column is None:
         raise click.UsageError("--texts goes with --text-column")
+    if given["threads"] > 1:
+        raise InputFileError(
+            f"--threads {given['threads']}: bench measures a worker on one CPU, where they would wait for "
+            "each other; 'gristmill-worker tune' compares threads with workers"
+        )
     with console.needs_extra("worker"):
         from gristmill_worker.bench import report as bench_report
         from gristmill_worker.bench.figures import measure

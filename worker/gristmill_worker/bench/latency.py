@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from gristmill import AsyncClient, Client, Result
-from gristmill_worker.bench.rig import ANSWER_TIMEOUT_S, Rig, check
+from gristmill_worker.bench.rig import ANSWER_TIMEOUT_S, LOOK_S, Rig, Worker, check, wait_for
 from gristmill_worker.bench.throughput import Amounts, Say, Subject
 
 LOADS: Final = (0.2, 0.4, 0.6, 0.8, 0.9)  # shares of the measured capacity
@@ -65,11 +65,11 @@ def measure_idle(rig: Rig, subject: Subject, amounts: Amounts, say: Say) -> Idle
     with rig.worker("idle", subject.core, **subject.settings(max_wait_ms=0)) as worker:
         say(f"idle latency: {amounts.idle_requests} requests")
         for _ in range(_WARM_UP):
-            _ask(rig.client, worker.queue, next(texts), subject.options)
+            _ask(rig.client, next(texts), subject.options, worker)
         for _ in range(amounts.idle_requests):
             time.sleep(_PAUSE_S)
             started = time.perf_counter()
-            results.append(_ask(rig.client, worker.queue, next(texts), subject.options))
+            results.append(_ask(rig.client, next(texts), subject.options, worker))
             total.append((time.perf_counter() - started) * 1000)
     run = [result.timing_ms["run"] for result in results]
     return Idle(
@@ -81,8 +81,8 @@ def measure_idle(rig: Rig, subject: Subject, amounts: Amounts, say: Say) -> Idle
     )
 
 
-def _ask(client: Client, queue: str, text: str, options: dict[str, Any]) -> Result:
-    return check(client.result(client.submit(queue, text, options=options), ANSWER_TIMEOUT_S))
+def _ask(client: Client, text: str, options: dict[str, Any], *workers: Worker) -> Result:
+    return wait_for(client, client.submit(workers[0].queue, text, options=options), *workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +102,25 @@ def measure_bursts(rig: Rig, subject: Subject, amounts: Amounts, say: Say) -> di
     found = {}
     with (
         rig.worker("bursts", subject.core, **settings) as worker,
-        rig.worker("bursts", subject.other_core, **settings),
+        rig.worker("bursts", subject.other_core, **settings) as other,
     ):
-        _ask(rig.client, worker.queue, text, subject.options)
+        workers = worker, other
+        _ask(rig.client, text, subject.options, *workers)
         for kind in ("one submit_many", f"{BURST} submits"):
             say(f"bursts of {BURST}: {kind}")
-            bursts = [_burst(rig.client, worker.queue, text, subject, kind) for _ in range(amounts.bursts)]
+            bursts = [_burst(rig.client, text, subject, kind, workers) for _ in range(amounts.bursts)]
             found[kind] = count_sizes(bursts)
     return found
 
 
-def _burst(client: Client, queue: str, text: str, subject: Subject, kind: str) -> list[Result]:
+def _burst(client: Client, text: str, subject: Subject, kind: str, workers: Sequence[Worker]) -> list[Result]:
     time.sleep(_REST_S)
+    queue = workers[0].queue
     if kind == "one submit_many":
         ids = client.submit_many(queue, [text] * BURST, options=subject.options)
     else:
         ids = [client.submit(queue, text, options=subject.options) for _ in range(BURST)]
-    return [check(client.result(request_id, ANSWER_TIMEOUT_S)) for request_id in ids]
+    return [wait_for(client, request_id, *workers) for request_id in ids]
 
 
 def count_sizes(bursts: Sequence[Sequence[Result]]) -> Bursts:
@@ -178,11 +180,12 @@ def measure_open_loop(
             rate = capacity_per_s * load
             say(f"open loop: {rate:.0f} requests/s, {load:.0%} of the capacity")
             schedule = poisson_schedule(rate, amounts.seconds_per_load, _SEED) or [0.0]
-            loads.append(asyncio.run(_offer(rig.redis.url, worker.queue, subject, schedule, load)))
+            loads.append(asyncio.run(_offer(rig.redis.url, worker, subject, schedule, load)))
     return loads
 
 
-async def _offer(url: str, queue: str, subject: Subject, schedule: Sequence[float], load: float) -> Load:
+async def _offer(url: str, worker: Worker, subject: Subject, schedule: Sequence[float], load: float) -> Load:
+    queue = worker.queue
     latencies: list[float] = []
     late: list[float] = []
     sizes: list[int] = []
@@ -202,8 +205,12 @@ async def _offer(url: str, queue: str, subject: Subject, schedule: Sequence[floa
         for at, text in zip(schedule, cycle(subject.texts), strict=False):
             if (delay := starts + at - time.perf_counter()) > 0:
                 await asyncio.sleep(delay)
+            worker.check_running()
             asked.append(asyncio.create_task(ask(client, text, starts + at)))
-        await asyncio.gather(*asked)
+        results = asyncio.gather(*asked)
+        while not (await asyncio.wait([results], timeout=LOOK_S))[0]:
+            worker.check_running()
+        await results  # raises what failed
         seconds = time.perf_counter() - starts - schedule[0]
     return Load(
         load=load,

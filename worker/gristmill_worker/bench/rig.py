@@ -17,7 +17,8 @@ from typing import IO, Any, Final, Self
 import orjson
 
 from gristmill import Client, GristmillError, Result, guardian
-from gristmill.embedded import PrivateRedis, WorkerEndedError
+from gristmill.embedded import PrivateRedis
+from gristmill.errors import ResultTimeout
 from gristmill_worker.settings import ENV_PREFIX, Settings
 from gristmill_worker.sources.streams import connect
 from gristmill_worker.telemetry import Counters
@@ -27,6 +28,7 @@ LEASE_S: Final = 3.0  # a heartbeat each second
 START_TIMEOUT_S: Final = 600.0
 ANSWER_TIMEOUT_S: Final = 60.0  # without any result the run has failed
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")  # the kernel's unit of CPU time
+LOOK_S: Final = 1.0  # how often a caller that waits for results looks whether the worker still runs
 _POLL_S: Final = 0.02
 _LOG_CHARS: Final = 4000  # the end of a worker's log, shown with an error
 
@@ -88,7 +90,8 @@ class Worker:
         self._process = guardian.spawn(command, stdout=self._log, stderr=subprocess.STDOUT)
         try:
             self._stat = Path(f"/proc/{int(self._beat()['pid'])}/stat")
-        except BaseException:
+        except BaseException as error:
+            self._note_log(error)
             self.close()
             raise
 
@@ -96,10 +99,13 @@ class Worker:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: object) -> None:
+        self._note_log(error)
+        self.close()
+
+    def _note_log(self, error: BaseException | None) -> None:
         if isinstance(error, Exception):  # not for Ctrl-C
             self._log.seek(0)
             error.add_note(self._log.read().decode(errors="replace")[-_LOG_CHARS:].strip() or "empty log")
-        self.close()
 
     def close(self) -> None:
         """End the worker. May be called again."""
@@ -115,6 +121,11 @@ class Worker:
                 return found
             time.sleep(_POLL_S)
 
+    def check_running(self, _silence_s: float = 0.0) -> None:
+        """Raise BenchError if the process has ended; the end of its log is noted where the worker is left."""
+        if (code := self._process.poll()) is not None:
+            raise BenchError(f"worker {self._name} ended with exit code {code}")
+
     def cpu_s(self) -> float:
         """Return the CPU seconds that the process has used."""
         user, system = self._stat.read_text("utf-8", "replace").rpartition(")")[2].split()[11:13]
@@ -127,11 +138,10 @@ class Worker:
     def _beat(self) -> dict[str, str]:
         ends = time.monotonic() + START_TIMEOUT_S
         while True:
+            self.check_running()
             for beat in self._client.workers(self.queue):
                 if beat["name"] == self._name:
                     return beat
-            if (code := self._process.poll()) is not None:
-                raise WorkerEndedError(code, self._log)
             if time.monotonic() > ends:
                 raise BenchError(f"worker {self._name} did not start within {START_TIMEOUT_S:g} s")
             time.sleep(_POLL_S)
@@ -205,7 +215,12 @@ def score_all(
     last: tuple[float, _Shape] | None = None
     started = time.perf_counter()
     stream = rig.client.as_completed(
-        worker.queue, texts, options=options, window=window, timeout_s=ANSWER_TIMEOUT_S
+        worker.queue,
+        texts,
+        options=options,
+        window=window,
+        timeout_s=ANSWER_TIMEOUT_S,
+        on_silence=worker.check_running,
     )
     for _, result in stream:
         check(result)
@@ -232,6 +247,19 @@ def _cpu_s(rig: Rig, worker: Worker) -> dict[str, float]:
         "redis": rig.redis_cpu_s(),
         "producer": time.process_time(),
     }
+
+
+def wait_for(client: Client, request_id: str, *workers: Worker) -> Result:
+    """Return the result of a request; raise BenchError if it fails or one of ``workers`` ends."""
+    ends = time.monotonic() + ANSWER_TIMEOUT_S
+    while True:
+        try:
+            return check(client.result(request_id, LOOK_S))
+        except ResultTimeout:
+            for worker in workers:
+                worker.check_running()
+            if time.monotonic() > ends:
+                raise
 
 
 def check(result: Result) -> Result:

@@ -9,7 +9,7 @@ from typing import Protocol
 from gristmill.wire import Result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
     """One entry as it was delivered; ``deliveries`` counts this one."""
 
@@ -23,7 +23,7 @@ class Delivery:
         return int(self.entry_id.partition(b"-")[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What becomes of a delivery.
 

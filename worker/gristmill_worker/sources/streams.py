@@ -12,8 +12,8 @@ from typing import Any, Final
 from redis import ConnectionPool, Redis
 from redis.exceptions import ResponseError
 
-from gristmill import keys, scripts, wire
-from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, open_pool, translate
+from gristmill import keys, wire
+from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, Connections, open_pool, translate
 from gristmill_worker.sources.base import Delivery, Outcome
 
 REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer requests in flight
@@ -36,10 +36,7 @@ class StreamSource:
         self._worker = worker
         self._lease_s = lease_s
         self._result_ttl_s = result_ttl_s
-        self._redis = connect(url)
-        self._finish = self._redis.register_script(scripts.source("finish"))
-        self._autoclaim_script = self._redis.register_script(scripts.source("takeover"))
-        self._leave = self._redis.register_script(scripts.source("leave"))
+        self._redis = Connections(url)
         self._stream = keys.requests(queue)
         self._ready = False  # the group exists
         self._recover = True  # a restarted worker may have entries under its name
@@ -72,24 +69,30 @@ class StreamSource:
         """Run finish.lua. May be repeated after a lost reply: what was acknowledged is not done again."""
         replies = {name: i for i, name in enumerate(sorted({o.reply for o in outcomes if o.reply}), 1)}
         names = [self._stream, keys.dead(self._queue), *(keys.reply(self._queue, name) for name in replies)]
-        args: list[Any] = [keys.GROUP, self._worker, REPLY_CAP, DONE_MARK_S, len(replies)]
+        lists: list[list[bytes]] = [[] for _ in range(1 + len(replies))]
+        rows: list[Any] = []
         for outcome in outcomes:
+            stream = replies[outcome.reply] if outcome.reply else 0
             if outcome.result is None:
                 names.append(keys.dead(self._queue))
-                body = b""
+                size = 0
             else:
                 names.append(keys.result(self._queue, outcome.result.id))
                 body = wire.encode_result(outcome.result)
-            args += [
+                lists[stream].append(body)
+                size = len(body)
+            rows += [
                 outcome.delivery.entry_id,
-                replies[outcome.reply] if outcome.reply else 0,
+                stream,
                 self._result_ttl_s if outcome.ttl_s is None else outcome.ttl_s,
-                body,
+                size,
                 outcome.reason,
                 outcome.delivery.deliveries,
             ]
+        results = [b"[" + b",".join(bodies) + b"]" for bodies in lists]
+        args = [keys.GROUP, self._worker, REPLY_CAP, DONE_MARK_S, len(replies), *results, *rows]
         with self._translated():
-            finished: int = sum(self._finish(keys=names, args=args))
+            finished: int = sum(self._redis.run("finish", names, args))
         with self._lock:
             self._in_flight.difference_update(outcome.delivery.entry_id for outcome in outcomes)
         return finished
@@ -103,7 +106,7 @@ class StreamSource:
     def reachable(self) -> bool:
         """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
         try:
-            return bool(self._redis.ping())
+            return bool(self._redis.call("PING"))
         except ERRORS:
             return False
 
@@ -131,7 +134,7 @@ class StreamSource:
         """Sign off and close; entries in flight stay for others to take over."""
         names = [self._stream, keys.worker(self._queue, self._worker)]
         try:
-            self._leave(keys=names, args=[keys.GROUP, self._worker, FORGOTTEN_MS])
+            self._redis.run("leave", names, [keys.GROUP, self._worker, FORGOTTEN_MS])
         except ERRORS:
             pass  # it expires by itself
         finally:
@@ -141,30 +144,27 @@ class StreamSource:
         if self._ready:
             return
         try:
-            self._redis.execute_command("XGROUP CREATE", self._stream, keys.GROUP, "0", "MKSTREAM")
+            self._redis.call("XGROUP CREATE", self._stream, keys.GROUP, "0", "MKSTREAM")
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
-        self._redis.execute_command("XGROUP CREATECONSUMER", self._stream, keys.GROUP, self._worker)
-        self._redis.execute_command("SADD", keys.QUEUES, self._queue)
+        self._redis.call("XGROUP CREATECONSUMER", self._stream, keys.GROUP, self._worker)
+        self._redis.call("SADD", keys.QUEUES, self._queue)
         self._ready = True
 
     def _own(self) -> list[Delivery]:
         """Take the oldest entry under this name that is not being worked on."""
         with self._lock:
             busy = set(self._in_flight)
-        rows = self._redis.xpending_range(
-            self._stream, keys.GROUP, min="-", max="+", count=len(busy) + 1, consumername=self._worker
-        )
-        for row in rows:
-            entry_id: Any = row["message_id"]
+        rows = self._redis.call("XPENDING", self._stream, keys.GROUP, "-", "+", len(busy) + 1, self._worker)
+        for entry_id, _, _, delivered in rows:
             if entry_id not in busy:
                 claim = ("XCLAIM", self._stream, keys.GROUP, self._worker, 0, entry_id)
-                claimed = self._redis.execute_command(*claim)
-                if not claimed or claimed[0][0] is None:  # somebody has deleted the entry itself
-                    self._redis.execute_command("XACK", self._stream, keys.GROUP, entry_id)
+                claimed = self._redis.call(*claim)
+                if not claimed or claimed[0] is None:  # somebody has deleted the entry itself
+                    self._redis.call("XACK", self._stream, keys.GROUP, entry_id)
                     return self._own()
-                return [Delivery(entry_id, claimed[0][1] or {}, int(row["times_delivered"]) + 1)]
+                return [_delivery(claimed[0], int(delivered) + 1)]
         return []
 
     def _reclaim(self) -> None:
@@ -179,10 +179,10 @@ class StreamSource:
             self._reclaim_at = time.monotonic() + self._lease_s / 3
 
     def _autoclaim(self, cursor: Any) -> tuple[Any, list[Any]]:
-        # JUSTID: this is no delivery yet. The driver's own parser would drop the cursor.
-        reply = self._autoclaim_script(
-            keys=[self._stream],
-            args=[keys.GROUP, self._worker, int(self._lease_s * 1000), cursor, RECLAIM_ENTRIES],
+        lease_ms = int(self._lease_s * 1000)
+        # JUSTID: this is no delivery yet.
+        reply = self._redis.run(
+            "takeover", [self._stream], [keys.GROUP, self._worker, lease_ms, cursor, RECLAIM_ENTRIES]
         )
         return reply[0], [entry_id for entry_id in reply[1] if entry_id is not None]
 
@@ -190,11 +190,9 @@ class StreamSource:
         block_ms = int(min(block_s, SOCKET_TIMEOUT_S / 2) * 1000)
         block = ("BLOCK", block_ms) if block_ms else ()  # BLOCK 0 would wait for ever
         group = ("GROUP", keys.GROUP, self._worker)
-        reply = self._redis.execute_command(
-            "XREADGROUP", *group, "COUNT", count, *block, "STREAMS", self._stream, ">"
-        )
+        reply = self._redis.call("XREADGROUP", *group, "COUNT", count, *block, "STREAMS", self._stream, ">")
         entries = reply[0][1] if reply else []
-        return [Delivery(entry_id, fields or {}, 1) for entry_id, fields in entries]
+        return [_delivery(entry, 1) for entry in entries]
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -204,3 +202,8 @@ class StreamSource:
             if str(error).startswith("NOGROUP"):
                 self._ready = False  # Redis came back without its data
             raise translate(error, self._url) from error
+
+
+def _delivery(entry: tuple[bytes, Sequence[bytes] | None], deliveries: int) -> Delivery:
+    entry_id, fields = entry
+    return Delivery(entry_id, wire.pairs(fields or ()), deliveries)  # no fields: the entry was deleted

@@ -23,7 +23,7 @@ class ItemError(GristmillError):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Encoded:
     """One request, ready to be put in a batch.
 

@@ -42,19 +42,20 @@ class TextEncoder:
 
     def encode(self, bodies: Sequence[Mapping[str, Any]]) -> list[Encoded | ItemError]:
         """Encode a window; see :meth:`~gristmill_worker.tasks.base.Task.encode`."""
-        out: list[Encoded | ItemError] = []
+        read: list[Mapping[str, Any] | ItemError] = []  # options
         texts: list[str | tuple[str, str]] = []
         for body in bodies:
             try:
                 options = read_options(body, self._checks)
-                parts = [self._shorten(part) for part in _parts(body)]
-                texts.append((parts[0], parts[1]) if len(parts) == 2 else parts[0])
+                text = self._shorten(_part(body, "text"))
+                has_pair = body.get("pair") is not None
+                texts.append((text, self._shorten(_part(body, "pair"))) if has_pair else text)
             except ItemError as error:
-                out.append(error)
+                read.append(error)
             else:
-                out.append(Encoded(0, {}, options))
+                read.append(options)
         encodings = iter(self._tokenizer.encode_batch_fast(texts))
-        return [self._item(next(encodings), i.options) if isinstance(i, Encoded) else i for i in out]
+        return [each if isinstance(each, ItemError) else self._item(next(encodings), each) for each in read]
 
     def assemble(self, items: Sequence[Encoded], shape: Shape) -> dict[str, Array]:
         """Pad to ``shape``; spare rows repeat the first item, so that every row is a sensible one."""
@@ -108,16 +109,11 @@ def attended(items: Sequence[Encoded], sequence: int) -> Array:
     return np.arange(sequence) < lengths[:, None]
 
 
-def _parts(body: Mapping[str, Any]) -> list[str]:
-    parts = []
-    for name in ("text", "pair"):
-        value = body.get(name)
-        if value is None and name == "pair":
-            continue
-        if not isinstance(value, str):
-            what = f"is {json_type(value)}" if name in body else "is missing"
-            raise ItemError(f"'{name}' {what}, it has to be a string")
-        if not value.strip():
-            raise ItemError(f"'{name}' is empty", ErrorCode.EMPTY_INPUT)
-        parts.append(value)
-    return parts
+def _part(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        what = f"is {json_type(value)}" if name in body else "is missing"
+        raise ItemError(f"'{name}' {what}, it has to be a string")
+    if not value or value.isspace():
+        raise ItemError(f"'{name}' is empty", ErrorCode.EMPTY_INPUT)
+    return value

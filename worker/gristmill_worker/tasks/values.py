@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -22,9 +23,15 @@ def to_value(array: Array, encoding: str) -> Any:
     array = np.asarray(array, order="C")
     if encoding == "json":
         return array if array.ndim else array.item()  # the codec writes arrays as lists
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    data = base64.b64encode(little.tobytes()).decode("ascii")
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+    name, little = _little(array.dtype)
+    data = base64.b64encode(array.astype(little, copy=False).tobytes()).decode("ascii")
+    return {"dtype": name, "shape": list(array.shape), "data": data}
+
+
+@cache
+def _little(dtype: np.dtype[Any]) -> tuple[str, np.dtype[Any]]:
+    """Return the dtype's name, which numpy takes longer to make than base64, and its little-endian form."""
+    return dtype.name, dtype.newbyteorder("<")
 
 
 def from_value(value: Any, name: str, dtype: str) -> Array:

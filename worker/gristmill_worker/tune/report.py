@@ -63,7 +63,12 @@ def write_json(report: Report, path: Path) -> None:
     data = {
         "key": report.key.model_dump(),
         "cores": report.cores,
-        "texts": {"source": report.texts, "count": len(report.lengths), "tokens": quartiles},
+        "texts": {
+            "source": report.texts,
+            "count": len(report.lengths),
+            "skipped_rows": report.skipped,
+            "tokens": quartiles,
+        },
         "costs": [
             {"shape": shape, "seconds": seconds, "fitted": shape in report.costs.fitted}
             for shape, seconds in sorted(report.costs.seconds.items())
@@ -157,6 +162,8 @@ def _summary(report: Report) -> Table:
     table.add_row(
         "texts", f"{report.texts}: {p5:.0f} / {p50:.0f} / {p95:.0f} / {longest:.0f} tokens (p5/p50/p95/max)"
     )
+    if report.skipped:
+        table.add_row("left out", f"{report.skipped} rows without a text")
     table.add_row("measured", f"{measured} shapes in {report.passes} passes, {report.measuring_s:.0f} s")
     table.add_row("fitted", f"{len(report.costs.fitted)} shapes, usual error of a fit {report.fit_error:.1%}")
     changes = {"batches of 1": report.switching_alone, "larger batches": report.switching}

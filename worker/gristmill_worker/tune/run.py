@@ -83,6 +83,7 @@ class Report:
     cores: tuple[int, ...]
     lengths: tuple[int, ...]  # of the texts, in tokens
     texts: str  # where they come from
+    skipped: int  # rows of the file without a text
     costs: Costs  # of all candidates
     fit_error: float  # median relative error of fitted costs
     passes: int
@@ -110,7 +111,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
     cores = options.cores or tuple(sorted(os.sched_getaffinity(0)))
     if options.threads > len(cores):
         raise InputFileError(f"{options.threads} threads need as many cores, there are {len(cores)}")
-    lengths = text_lengths(options, whole)
+    lengths, skipped = text_lengths(options, whole)
 
     def open_engine(threads: int, shapes: Sequence[Shape]) -> Engine:
         return variant.load(shapes, threads, memory_mb=_MEMORY_MB)
@@ -167,6 +168,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         cores=cores,
         lengths=tuple(lengths),
         texts=str(options.texts or "paragraphs of Python's documentation"),
+        skipped=skipped,
         costs=costs,
         fit_error=fit_error(table.measured),
         passes=timings.passes,
@@ -190,16 +192,19 @@ def _limit(timings: Timings) -> int:
     return _MANY if all(change is None or change < CHEAP_SWITCHING for change in changes) else _FEW
 
 
-def text_lengths(options: TuneOptions, manifest: Manifest) -> list[int]:
-    """Return the lengths in tokens of the texts, repeated or thinned out to SAMPLE and shuffled."""
+def text_lengths(options: TuneOptions, manifest: Manifest) -> tuple[list[int], int]:
+    """Return the lengths in tokens of the texts, repeated or thinned out to SAMPLE and shuffled.
+
+    The number says how many rows of the file have no text and were left out.
+    """
     if manifest.task == "tensors":
         raise InputFileError(f"{manifest.name} takes tensors: only models that take text can be tuned")
     if options.texts is None:
-        texts = list(documentation())
+        rows: list[str | None] = list(documentation())
     else:
-        texts = list(islice(_column(options.texts, options.text_column), _MAX_ROWS))
+        rows = list(islice(_column(options.texts, options.text_column), _MAX_ROWS))
     task = make_task(options.model, manifest, truncate=True)
-    items = task.encode([{"text": text} for text in texts])
+    items = task.encode([{"text": row} for row in rows])
     found = [item.length for item in items if isinstance(item, Encoded)]
     if not found:
         raise InputFileError(f"{options.texts} has no text in the column {options.text_column!r}")
@@ -207,7 +212,7 @@ def text_lengths(options: TuneOptions, manifest: Manifest) -> list[int]:
     rng.shuffle(found)
     lengths = [found[at % len(found)] for at in range(SAMPLE)]
     rng.shuffle(lengths)
-    return lengths
+    return lengths, len(rows) - len(found)
 
 
 def documentation() -> Iterator[str]:
@@ -218,13 +223,13 @@ def documentation() -> Iterator[str]:
     return (block for block in dict.fromkeys(blocks) if len(block.split()) >= _SHORTEST)
 
 
-def _column(path: Path, column: str) -> Iterator[str]:
+def _column(path: Path, column: str) -> Iterator[str | None]:
     with open_reader(path, file_format(path)) as reader:
         for row in reader:
             try:
                 yield row.text(column)
             except InvalidRequestError:
-                continue  # a row without a text has no length
+                yield None
 
 
 def _measurements(seconds: Mapping[Shape, float], runs: Mapping[Shape, int]) -> tuple[Measurement, ...]:
