@@ -22,6 +22,7 @@ from gristmill_worker.jobs import Judge
 from gristmill_worker.loop import Loop
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Manifest
+from gristmill_worker.models.self_test import ensure_agreement
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
 from gristmill_worker.sources.streams import StreamSource
@@ -45,9 +46,10 @@ def serve(settings: Settings) -> ExitCode:
     name = settings.name or process_name()
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
+    forms = manifests.load(settings.model)
     choice = choose(
         settings.model,
-        manifests.load(settings.model),
+        forms,
         settings.wanted,
         measured=lambda variant: measured_speed(variant, settings.threads),
     )
@@ -59,6 +61,7 @@ def serve(settings: Settings) -> ExitCode:
     engine = variant.load(
         sizing.shapes, settings.threads, memory_mb=settings.engine_memory_mb, cache_dir=settings.cache_dir
     )
+    ensure_agreement(engine, variant, forms, settings.threads)
     logger().info(
         "engine_ready",
         worker=name,

@@ -8,9 +8,9 @@ from typing import Any
 
 from gristmill.errors import InputFileError
 from gristmill_worker.batching.costs import formula
-from gristmill_worker.batching.planner import plan
+from gristmill_worker.batching.planner import Batch, plan
 from gristmill_worker.batching.shapes import default_shapes
-from gristmill_worker.engines.base import Array, EngineOptions, engine_loader
+from gristmill_worker.engines.base import Array, Engine, EngineOptions, Shape, engine_loader
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
 
@@ -36,21 +36,37 @@ def run_texts(
         if isinstance(item, ItemError):
             raise InputFileError(f"the text {str(body.get('text'))[:60]!r} cannot be used: {item.message}")
         items.append(item)
-    lengths = [item.length for item in items]
     shapes = default_shapes(manifest.max_length)
-    batches = plan(lengths, shapes, formula(shapes))
-    values: list[Any] = [None] * len(items)
     # Only the shapes in use are warmed up.
-    used = sorted({batch.shape for batch in batches})
+    used = sorted({batch.shape for batch in plan_items(items, shapes)})
     engine = engine_loader("onnxruntime")(model_dir, manifest, used, EngineOptions(threads))
     try:
-        for batch in batches:
-            chosen = [items[index] for index in batch.items]
-            outputs = engine.run(task.assemble(chosen, batch.shape))
-            for index, value in zip(batch.items, convert(outputs, chosen), strict=True):
-                values[index] = value
-            if progress is not None:
-                progress(len(chosen))
+        return run_items(engine, task, items, convert, progress)
     finally:
         engine.close()
+
+
+def plan_items(items: Sequence[Encoded], shapes: Sequence[Shape]) -> list[Batch]:
+    """Return the batches that a worker with ``shapes`` and no measured costs would run ``items`` in."""
+    return plan([item.length for item in items], shapes, formula(shapes))
+
+
+def run_items(
+    engine: Engine,
+    task: Task,
+    items: Sequence[Encoded],
+    convert: Convert,
+    progress: Progress | None = None,
+) -> list[Any]:
+    """Return one value per item, run in batches of the engine's shapes; raises EngineError."""
+    values: list[Any] = [None] * len(items)
+    if not items:
+        return values
+    for batch in plan_items(items, engine.shapes):
+        chosen = [items[index] for index in batch.items]
+        outputs = engine.run(task.assemble(chosen, batch.shape))
+        for index, value in zip(batch.items, convert(outputs, chosen), strict=True):
+            values[index] = value
+        if progress is not None:
+            progress(len(chosen))
     return values

@@ -1,4 +1,4 @@
-"""``gristmill-worker model …``: making model directories."""
+"""``gristmill-worker model …``: making model directories, and checking them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gristmill import console as gristmill_console
+from gristmill_worker.models.check.cli import check
 
 if TYPE_CHECKING:
     from gristmill_worker.models.fit_head import Report
@@ -25,7 +26,7 @@ _FORCE_HELP = "Replace the model directory at --out."
 
 @click.group()
 def model() -> None:
-    """Make model directories: import a model, or fit a classifier on an encoder."""
+    """Make model directories (import a model, or fit a classifier on an encoder), and check them."""
 
 
 @model.command("import")
@@ -116,6 +117,9 @@ def fit_head_command(
         console.print(f"{labelled.repeated} repeated rows of {rows} were left out")
     _print_report(console, report)
     console.print(f"{manifest.id} is in {out}", highlight=False)
+
+
+model.add_command(check)
 
 
 def _progress(console: Console) -> Progress:

@@ -1,9 +1,11 @@
-"""Labelled rows from a CSV, TSV or JSON Lines file."""
+"""Labelled rows, and scored pairs, from a CSV, TSV or JSON Lines file."""
 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,20 +38,49 @@ def read_labelled(path: Path, text_column: str, label_column: str) -> Labelled:
     """
     pairs: dict[tuple[str, str], None] = {}
     total = 0
-    try:
+    with _readable(path):
         for line, row in _rows(path):
             pairs[_field(path, line, row, text_column), _field(path, line, row, label_column).strip()] = None
             total += 1
+    if not pairs:
+        raise InputFileError(f"{path} has no rows")
+    texts, labels = zip(*pairs, strict=True)
+    return Labelled(path.name, texts, labels, total - len(pairs))
+
+
+@dataclass(frozen=True)
+class ScoredPairs:
+    """Pairs of texts and how alike people found them, on any scale; in the file's order."""
+
+    source: str  # the file's name
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    scores: tuple[float, ...]
+
+
+def read_pairs(path: Path, columns: tuple[str, str], score_column: str) -> ScoredPairs:
+    """Read every row of ``path`` as :func:`read_labelled` does; a score is a finite number."""
+    rows = []
+    with _readable(path):
+        for line, row in _rows(path):
+            first, second = (_field(path, line, row, column) for column in columns)
+            rows.append((first, second, _number(path, line, row, score_column)))
+    if not rows:
+        raise InputFileError(f"{path} has no rows")
+    firsts, seconds, scores = zip(*rows, strict=True)
+    return ScoredPairs(path.name, firsts, seconds, scores)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InputFileError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputFileError(f"{path} is not UTF-8: {error}") from error
     except csv.Error as error:
         raise InputFileError(f"{path} is not valid CSV: {error}") from error
-    if not pairs:
-        raise InputFileError(f"{path} has no rows")
-    texts, labels = zip(*pairs, strict=True)
-    return Labelled(path.name, texts, labels, total - len(pairs))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -77,6 +108,17 @@ def _json_row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise InputFileError(f"{path}, line {number}, is {json_type(row)}, it has to be an object")
     return row
+
+
+def _number(path: Path, line: int, row: dict[str, Any], column: str) -> float:
+    value = row.get(column)
+    try:
+        number = float(value if isinstance(value, float) else _field(path, line, row, column))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputFileError(f"{path}, line {line}: {column!r} is {value!r}, it has to be a finite number")
+    return number
 
 
 def _field(path: Path, line: int, row: dict[str, Any], column: str) -> str:

@@ -24,6 +24,7 @@ class Verdict(BaseModel):
     problems: tuple[str, ...]  # limits that were broken
     shapes: tuple[tuple[int, int], ...]  # (batch, sequence) that agreed with the reference
     figures: dict[str, float]  # what was measured, by name
+    limits: dict[str, float] = {}  # that it was judged by
 
 
 def load_verdict(model_dir: Path, key: RunKey) -> Verdict | None:

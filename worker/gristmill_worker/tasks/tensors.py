@@ -52,14 +52,18 @@ class Tensors:
     def decode(self, outputs: Mapping[str, Array], items: Sequence[Encoded]) -> list[Any]:
         return [self._value(outputs, i, item) for i, item in enumerate(items)]
 
+    def arrays(self, outputs: Mapping[str, Array], i: int, item: Encoded) -> dict[str, Array]:
+        """Return row ``i`` of every output without the padding of ``item``."""
+        return {
+            tensor.name: np.asarray(outputs[tensor.name][i])[_unpadded(tensor, item.length)]
+            for tensor in self._manifest.outputs
+        }
+
     def _value(self, outputs: Mapping[str, Array], i: int, item: Encoded) -> dict[str, Any] | ItemError:
-        value = {}
-        for tensor in self._manifest.outputs:
-            row = np.asarray(outputs[tensor.name][i])[_unpadded(tensor, item.length)]
-            if not np.isfinite(row).all():
-                return invalid_output()
-            value[tensor.name] = to_value(row, item.options.get("encoding", "json"))
-        return value
+        rows = self.arrays(outputs, i, item)
+        if not all(np.isfinite(row).all() for row in rows.values()):
+            return invalid_output()
+        return {name: to_value(row, item.options.get("encoding", "json")) for name, row in rows.items()}
 
     def _encode(self, body: Mapping[str, Any]) -> Encoded:
         options = read_options(body, OPTION_CHECKS)

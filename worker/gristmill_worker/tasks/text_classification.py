@@ -34,13 +34,17 @@ class TextClassification:
         return self._encoder.assemble(items, shape)
 
     def decode(self, outputs: Mapping[str, Array], items: Sequence[Encoded]) -> list[Any]:
-        logits = outputs[self._output][: len(items)]  # (items, labels)
-        scores = self._activate(logits.astype(np.float64))
+        scores = self.scores(outputs, items)
         order = np.argsort(-scores, axis=1, kind="stable")  # (items, labels)
         return [
             self._value(row, best[: item.options.get("top_k", 1)]) if good else invalid_output()
             for row, best, item, good in zip(scores, order, items, finite_rows(scores), strict=True)
         ]
+
+    def scores(self, outputs: Mapping[str, Array], items: Sequence[Encoded]) -> Array:
+        """Return the probabilities in the manifest's order of labels, float64 (items, labels)."""
+        logits = outputs[self._output][: len(items)]  # (items, labels)
+        return self._activate(logits.astype(np.float64))
 
     def _value(self, scores: Array, best: Array) -> list[dict[str, Any]]:
         return [{"label": self._labels[i], "score": round(float(scores[i]), 6)} for i in best.tolist()]

@@ -1,0 +1,122 @@
+"""What is measured of one variant, in a process of its own: an engine may end it, or leave memory behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from math import log2
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from gristmill.errors import GristmillError
+from gristmill_worker.batching.costs import USUAL
+from gristmill_worker.engines.base import Engine, Shape, engine_loader, example_inputs
+from gristmill_worker.engines.variant import Variant
+from gristmill_worker.models.answers import Answer, Answers
+from gristmill_worker.models.batch_run import run_items
+from gristmill_worker.models.check.invariance import Invariance, is_deterministic, measure_invariance
+from gristmill_worker.models.check.metric import Metric
+from gristmill_worker.models.self_test import Probes, shape_differences
+from gristmill_worker.tasks.base import Encoded
+
+_ROUNDS: Final = 5  # of timing, reference and variant in turns
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One variant to examine, and what the reference answered."""
+
+    variant: Variant
+    reference: Variant
+    threads: int
+    shapes: tuple[Shape, ...]  # that a worker would load
+    more_shapes: tuple[Shape, ...]  # to be tried in one compilation for all of them
+    probes: Probes  # by sequence length, for the shapes
+    items: Sequence[Encoded]
+    expected: Sequence[Answer]
+    metric: Metric | None
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found; differences are as :meth:`Answers.difference` says."""
+
+    failure: str | None = None  # why there is nothing else
+    load_s: float = 0.0
+    memory_mb: float = 0.0  # that the process grew by
+    agreement: list[float] = field(default_factory=list)  # by item
+    label_agreement: float | None = None  # share of the items, for classifiers
+    invariance: Invariance = field(default_factory=lambda: Invariance(None, None))
+    deterministic: bool = True
+    shapes: dict[Shape, float] = field(default_factory=dict)
+    speed: dict[Shape, float] = field(default_factory=dict)  # texts/s, relative to the reference
+    metric: dict[str, float] = field(default_factory=dict)
+
+
+def examine(job: Job) -> Findings:
+    """Measure everything about one variant; an error of its engine becomes the ``failure``."""
+    findings = Findings()
+    try:
+        _examine(job, findings)
+    except GristmillError as error:
+        findings.failure = str(error)
+    return findings
+
+
+def _examine(job: Job, findings: Findings) -> None:
+    answers = Answers(job.variant.model_dir, job.reference.manifest)
+    engine_loader(job.variant.engine)  # the library is not counted as loading, nor as memory of the model
+    before, started = _resident_mb(), time.perf_counter()
+    with closing(job.variant.load(job.shapes, job.threads)) as engine:
+        findings.load_s = time.perf_counter() - started
+        findings.memory_mb = _resident_mb() - before
+        found = run_items(engine, answers.task, job.items, answers.read)
+        findings.agreement = answers.differences(found, job.expected)
+        if answers.manifest.labels:
+            same = [a.argmax() == b.argmax() for (a,), (b,) in zip(found, job.expected, strict=True)]
+            findings.label_agreement = sum(map(bool, same)) / len(same)
+        findings.invariance = measure_invariance(engine, answers, job.items)
+        usual = _usual_shapes(engine.shapes)
+        findings.deterministic = is_deterministic(engine, answers, job.items, usual)
+        findings.shapes = shape_differences(engine, answers, job.shapes, job.probes)
+        if job.metric is not None:
+            values = run_items(engine, answers.task, job.metric.items, answers.read)
+            findings.metric = job.metric.figures(values)
+        with closing(job.reference.load(usual, job.threads)) as reference:
+            findings.speed = {shape: _speed(engine, reference, job, shape) for shape in usual}
+    if job.more_shapes:
+        with closing(job.variant.load(job.more_shapes, job.threads, memory_mb=0)) as engine:
+            for shape, difference in shape_differences(engine, answers, job.more_shapes, job.probes).items():
+                findings.shapes[shape] = max(difference, findings.shapes.get(shape, 0.0))
+
+
+def _usual_shapes(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return those of ``shapes`` that are nearest to the ones that variants are compared by."""
+
+    def distance(wanted: Shape, shape: Shape) -> float:
+        return sum(abs(log2(a / b)) for a, b in zip(wanted, shape, strict=True))
+
+    return list(dict.fromkeys(min(shapes, key=partial(distance, wanted)) for wanted in USUAL))
+
+
+def _speed(engine: Engine, reference: Engine, job: Job, shape: Shape) -> float:
+    """Return the median time of the reference over that of ``engine``, run in turns."""
+    example = example_inputs(job.reference.manifest.inputs, shape)
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_ROUNDS):
+        for each, seconds in zip((reference, engine), times, strict=True):
+            each.run(example)  # the caches hold what the other one used
+            started = time.perf_counter()
+            each.run(example)
+            seconds.append(time.perf_counter() - started)
+    return median(times[0]) / median(times[1])
+
+
+def _resident_mb() -> float:
+    """Return the memory that this process has in use."""
+    status = Path("/proc/self/status").read_text("ascii", "replace")
+    return int(status.partition("VmRSS:")[2].split(maxsplit=1)[0]) / 1024
