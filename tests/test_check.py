@@ -1,0 +1,412 @@
+"""The model check and the self-test: what is damaged is found, by the right limit; what is not passes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from conftest import Workers
+from damaged import (
+    answering_by_chance,
+    answering_nan,
+    copy_with_forms,
+    mixing_batch_mates,
+    nothing,
+    other_labels,
+    other_weights,
+    reading_padding,
+    wrong_at,
+)
+from graphs import write_lookup, write_square
+from gristmill import Client
+from gristmill.errors import ExitCode, InputFileError
+from gristmill_worker.batching.shapes import default_shapes
+from gristmill_worker.cpus import cpu_features
+from gristmill_worker.engines.base import Array, Engine, EngineError, Shape
+from gristmill_worker.engines.choice import NATIVE_BF16, Wanted, choose
+from gristmill_worker.engines.variant import Variant
+from gristmill_worker.models import manifest as manifests
+from gristmill_worker.models import self_test as self_testing
+from gristmill_worker.models.batch_run import run_texts
+from gristmill_worker.models.check import own_process
+from gristmill_worker.models.check.metric import macro_f1, spearman
+from gristmill_worker.models.check.run import CheckOptions, check
+from gristmill_worker.models.importer import import_model
+from gristmill_worker.models.labelled import Labelled, ScoredPairs, read_pairs
+from gristmill_worker.models.manifest import ModelRefusedError
+from gristmill_worker.models.self_test import ensure_agreement, reference_of, self_test
+from gristmill_worker.models.verdict import load_verdict
+from gristmill_worker.tasks.base import make_task
+
+ODD_LENGTH = 24  # no shape of the default grid; a tuned worker might use it
+DAMAGES = {
+    "right": nothing,
+    "weights": other_weights,
+    "mates": mixing_batch_mates,
+    "padding": reading_padding,
+    "length": wrong_at(32),
+    "odd-length": wrong_at(ODD_LENGTH),
+    "nan": answering_nan,
+    "chance": answering_by_chance,
+}
+
+
+def run_check(model: Path, *flags: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run ``model check`` as a process and expect its exit code."""
+    command = [sys.executable, "-m", "gristmill_worker", "model", "check", str(model), *map(str, flags)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def variant_of(model: Path, form: str, engine: str = "onnxruntime") -> Variant:
+    return Variant(model, engine, form, manifests.load(model).select(form))
+
+
+Checked = tuple[Path, str, dict[str, Any]]  # directory, what was printed, entry of the JSON by form
+
+
+@pytest.fixture(scope="module")
+def damaged(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Checked:
+    """All damaged forms of an encoder, checked by one command."""
+    folder = tmp_path_factory.mktemp("damaged")
+    model = copy_with_forms(tiny_encoder, folder / "model", DAMAGES)
+    done = run_check(
+        model, "--engine", "onnxruntime", "--json", folder / "report.json", code=ExitCode.FAILURE
+    )
+    report = json.loads((folder / "report.json").read_text())
+    assert not report["passed"]
+    return model, done.stdout, {entry["variant"].split()[1]: entry for entry in report["variants"]}
+
+
+class TestDamagedForms:
+    @pytest.mark.parametrize(
+        ("form", "problem"),
+        [
+            ("weights", "agreement with the reference: cosine"),
+            ("mates", "batch invariance: cosine"),
+            ("padding", "padding invariance: cosine"),
+            ("length", "shapes (1x32, 2x32, 4x32"),
+            ("odd-length", f"shapes (2x{ODD_LENGTH}): worst 2x{ODD_LENGTH}, cosine"),
+            ("nan", "agreement with the reference: it fails, or answers NaN or infinity"),
+            ("chance", "determinism"),
+        ],
+    )
+    def test_each_is_found_by_its_limit_and_gets_a_verdict(
+        self, damaged: Checked, form: str, problem: str
+    ) -> None:
+        model, printed, entries = damaged
+        entry = entries[form]
+        assert not entry["passed"]
+        assert any(problem in found for found in entry["problems"]), entry["problems"]
+        assert f"onnxruntime {form} (int8): " in printed
+        verdict = load_verdict(model, variant_of(model, form).run_key())
+        assert verdict is not None
+        assert not verdict.passed
+        assert verdict.key.model == manifests.load(model).select(form).digest
+
+    def test_the_reference_and_a_right_form_pass(self, damaged: Checked) -> None:
+        model, _, entries = damaged
+        assert [name for name, entry in entries.items() if entry["passed"]] == ["fp32", "right"]
+        figures = entries["right"]["figures"]
+        assert figures["agreement_worst_cosine"] > 1 - 1e-9
+        assert figures["padding_worst_cosine"] > 1 - 1e-9
+        assert figures["memory_mb"] > 0
+        assert figures["speed_1x32"] > 0
+        verdict = load_verdict(model, variant_of(model, "right").run_key())
+        assert verdict is not None
+        assert set(default_shapes(48)) <= set(verdict.shapes)
+
+    def test_a_fault_at_one_length_leaves_the_mean_and_all_other_shapes_right(self, damaged: Checked) -> None:
+        entry = damaged[2]["odd-length"]
+        assert len(entry["problems"]) == 1  # the sweep's alone
+        assert entry["figures"]["agreement_worst_cosine"] > 1 - 1e-9
+        wrong = [shape for shape, found in entry["differences_by_shape"].items() if found > 1e-6]
+        assert wrong == [f"2x{ODD_LENGTH}"]
+        shapes = damaged[2]["length"]["differences_by_shape"]
+        assert {shape.split("x")[1] for shape, found in shapes.items() if found > 1e-6} == {"32"}
+
+    def test_batch_mates_change_no_text_that_is_alone(self, damaged: Checked) -> None:
+        shapes = damaged[2]["mates"]["differences_by_shape"]
+        assert all(found < 1e-6 for shape, found in shapes.items() if shape.startswith("1x"))
+
+    def test_auto_takes_no_form_that_failed(self, damaged: Checked) -> None:
+        model, _, _ = damaged
+        manifest = manifests.load(model)
+        for form in DAMAGES:
+            if form != "right":
+                with pytest.raises(InputFileError, match="it failed its check"):
+                    choose(model, manifest, Wanted(form=form))
+        assert choose(model, manifest, Wanted(engine="onnxruntime")).variant.form in ("fp32", "right")
+
+    def test_a_limit_of_ones_own_goes_before_the_default(self, damaged: Checked, tmp_path: Path) -> None:
+        model = Path(shutil.copytree(damaged[0], tmp_path / "model"))
+        flags = [
+            "--engine",
+            "onnxruntime",
+            "--form",
+            "mates",
+            "--min-cosine",
+            0,
+            "--min-invariance-cosine",
+            0,
+        ]
+        run_check(model, *flags)
+        verdict = load_verdict(model, variant_of(model, "mates").run_key())
+        assert verdict is not None
+        assert verdict.passed
+        assert verdict.limits["min_cosine"] == 0
+
+    def test_a_classifier_with_other_labels_fails_and_loses_its_accuracy(
+        self, tiny_classifier: Path, tmp_path: Path
+    ) -> None:
+        model = copy_with_forms(tiny_classifier, tmp_path / "model", {"labels": other_labels})
+        right = right_labels(tiny_classifier)
+        rows = tmp_path / "rows.csv"
+        with rows.open("w", newline="") as file:
+            csv.writer(file).writerows([("body", "kind"), *right])
+        flags = ["--engine", "onnxruntime", "--data", rows, "--text-column", "body", "--label-column", "kind"]
+        run_check(model, *flags, "--json", tmp_path / "report.json", code=ExitCode.FAILURE)
+        report = json.loads((tmp_path / "report.json").read_text())
+        assert report["reference_metric"]["accuracy"] == 1.0
+        (entry,) = (entry for entry in report["variants"] if " labels " in entry["variant"])
+        assert entry["figures"]["accuracy_drop_points"] > 50
+        found = " ".join(entry["problems"])
+        assert all(name in found for name in ("label agreement", "accuracy", "macro_f1"))
+
+
+def right_labels(model: Path) -> list[tuple[str, str]]:
+    """Return texts with the labels that the model itself gives them."""
+    nouns, verbs = ("mill", "wheel", "cart", "rain"), ("turns", "stops", "falls")
+    texts = [f"the {noun} {verb}" for noun in nouns for verb in verbs]
+    manifest = manifests.load(model)
+    task = make_task(model, manifest, truncate=True)
+    values = run_texts(model, manifest, task, [{"text": text} for text in texts], task.decode, 1)
+    return [(text, value[0]["label"]) for text, value in zip(texts, values, strict=True)]
+
+
+class TestCheck:
+    def test_openvino_passes_and_auto_may_choose_it(self, tiny_classifier: Path, tmp_path: Path) -> None:
+        model = Path(shutil.copytree(tiny_classifier, tmp_path / "model"))
+        report = check(CheckOptions(model, Wanted(engine="openvino")))
+        assert report.passed, [entry.verdict.problems for entry in report.judged]
+        precisions = {entry.variant.precision for entry in report.judged}
+        assert precisions == ({"fp32", "bf16"} if cpu_features() & NATIVE_BF16 else {"fp32"})
+        verdict = choose(model, manifests.load(model), Wanted(engine="openvino")).verdict
+        assert verdict is not None
+        assert verdict.passed
+
+    def test_pairs_are_ranked_and_a_rank_lost_is_a_drop(self, damaged: Checked, tmp_path: Path) -> None:
+        first = ("the mill turns", "the rain falls", "a mill", "bread and flour")
+        second = ("the mill turns", "the rain stops", "a horse and a cart", "water")
+        pairs = ScoredPairs("pairs", first, second, (5.0, 4.0, 1.0, 0.0))
+        model = Path(shutil.copytree(damaged[0], tmp_path / "model"))
+        texts = tmp_path / "texts.csv"
+        texts.write_text("text\n" + "\n".join(f"the mill turns {count} times" for count in range(20)))
+        limits: dict[str, float | None] = {"max_drop": -300.0}  # no figure can be so much better
+        options = CheckOptions(model, Wanted("onnxruntime", "right"), texts=texts, data=pairs, limits=limits)
+        report = check(options)
+        (entry,) = report.judged
+        assert entry.verdict.figures["spearman"] == report.reference_metric["spearman"]
+        assert entry.verdict.figures["spearman_drop_points"] == 0
+        assert [problem.split(":")[0] for problem in entry.verdict.problems] == ["spearman"]
+
+    def test_a_directory_that_cannot_be_written_is_said_and_changes_no_verdict(
+        self, damaged: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_arguments: object, **_options: object) -> None:
+            raise OSError(30, "Read-only file system")
+
+        model = copy_with_forms(damaged[0], tmp_path / "model", {"nan": answering_nan})
+        monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+        report = check(CheckOptions(model, Wanted("onnxruntime", "nan")))
+        assert not report.passed
+        assert report.not_stored is not None
+        assert "Read-only file system" in report.not_stored
+        assert list(model.glob("check-*")) == []
+
+    def test_tensors_are_compared_on_random_ones(self, tmp_path: Path) -> None:
+        for write in (write_square, write_lookup):
+            model = tmp_path / write.__name__
+            import_model(str(write(tmp_path / f"{write.__name__}-source")), model)
+            report = check(CheckOptions(model))
+            assert report.passed, [entry.verdict.problems for entry in report.judged]
+            assert {entry.variant.engine for entry in report.judged} == {"openvino", "onnxruntime"}
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"wanted": Wanted(engine="null")}, "computes nothing"),
+            ({"wanted": Wanted("onnxruntime", precision="bf16")}, "fp32 only"),
+            ({"data": Labelled("rows.csv", ("a",), ("sand",), 0)}, r"rows.csv has the label 'sand'"),
+            ({"data": ScoredPairs("p.csv", ("a",), ("b",), (1.0,))}, "they measure embeddings"),
+            ({"cores": (4095,)}, "cannot be used"),
+            ({"texts": "rows.csv"}, "no text in the column 'text'"),
+        ],
+    )
+    def test_what_cannot_be_checked_is_said(
+        self, tiny_classifier: Path, tmp_path: Path, options: Mapping[str, Any], message: str
+    ) -> None:
+        (tmp_path / "rows.csv").write_text("id,text\n1,\n")
+        given = {**options, "texts": tmp_path / options["texts"]} if "texts" in options else options
+        with pytest.raises(InputFileError, match=message):
+            check(CheckOptions(tiny_classifier, **given))
+
+    def test_columns_of_pairs_are_two_names(self, tiny_classifier: Path) -> None:
+        for flags in (["--pair-columns", "a,b"], ["--data", "rows.csv", "--pair-columns", "a"]):
+            assert "--pair-columns" in run_check(tiny_classifier, *flags, code=ExitCode.USAGE).stderr
+
+
+class TestFigures:
+    def test_macro_f1_counts_labels_alike(self) -> None:
+        given, found = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1])
+        assert macro_f1(given, found) == pytest.approx((4 / 5 + 2 / 3) / 2)
+
+    def test_spearman_goes_by_ranks_and_shares_them_among_equals(self) -> None:
+        assert spearman(np.array([1.0, 2.0, 30.0]), np.array([-5.0, 0.0, 1.0])) == pytest.approx(1.0)
+        assert spearman(np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])) == pytest.approx(
+            0.9486832980505138
+        )
+
+    def test_pairs_are_read_with_their_scores(self, tmp_path: Path) -> None:
+        path = tmp_path / "pairs.csv"
+        path.write_text("a,b,score\nmill,wheel,2.5\nmill,mill,5\n")
+        assert read_pairs(path, ("a", "b"), "score") == ScoredPairs(
+            "pairs.csv", ("mill", "mill"), ("wheel", "mill"), (2.5, 5.0)
+        )
+        path.write_text("a,b,score\nmill,wheel,much\n")
+        with pytest.raises(InputFileError, match=r"line 2: 'score' is 'much'"):
+            read_pairs(path, ("a", "b"), "score")
+
+    def test_a_process_that_dies_is_told_from_one_that_answers(self) -> None:
+        assert own_process.call(abs, -3) == 3
+        with pytest.raises(own_process.ProcessDiedError, match="SIGKILL"):
+            own_process.call(signal.raise_signal, signal.SIGKILL)
+        with pytest.raises(own_process.ProcessDiedError, match="exit code 3"):
+            own_process.call(os._exit, 3)
+        with pytest.raises(ValueError, match="invalid literal"):
+            own_process.call(int, "x")
+
+
+class Wrapped:
+    """An engine that counts its runs, and fails or answers wrongly at one sequence length."""
+
+    def __init__(self, engine: Engine, wrong: int | None = None, failing: int | None = None) -> None:
+        self.name, self.precision, self.shapes = engine.name, engine.precision, engine.shapes
+        self.runs = 0
+        self._engine, self._wrong, self._failing = engine, wrong, failing
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        self.runs += 1
+        length = inputs["input_ids"].shape[1]
+        if length == self._failing:
+            raise EngineError("no")
+        outputs = self._engine.run(inputs)
+        # The first row alone is wrong: the mean over the batch would hide it.
+        for array in outputs.values() if length == self._wrong else ():
+            array[0] = np.roll(array[0], 1, axis=-1)
+        return outputs
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class TestSelfTest:
+    shapes: Sequence[Shape] = default_shapes(48)
+
+    def wrapped(self, model: Path, form: str = "right", **faults: int) -> tuple[Wrapped, Variant]:
+        variant = variant_of(model, form)
+        return Wrapped(variant.load(self.shapes, 1), **faults), variant
+
+    @pytest.fixture
+    def model(self, tiny_encoder: Path, tmp_path: Path) -> Path:
+        return copy_with_forms(tiny_encoder, tmp_path / "model", {"right": nothing})
+
+    @pytest.mark.parametrize("length", [16, 32, 48])
+    def test_one_wrong_row_at_one_length_is_found(self, model: Path, length: int) -> None:
+        reference = reference_of(model, manifests.load(model))
+        engine, variant = self.wrapped(model, wrong=length)
+        found = self_test(engine, variant, reference, self.shapes, 1)
+        wrong = {shape for shape, difference in found.items() if difference > 1e-3}
+        assert wrong == {shape for shape in self.shapes if shape[1] == length}
+
+    def test_a_worker_does_not_start_with_a_shape_that_is_wrong_or_fails(self, model: Path) -> None:
+        manifest = manifests.load(model)
+        engine, variant = self.wrapped(model, wrong=32)
+        message = (
+            r"wrongly in 6 of 18 shapes, worst in \d+x32 .*cosine -?0\.\d+, the least allowed is 0\.98\. "
+        )
+        with pytest.raises(ModelRefusedError, match=message):
+            ensure_agreement(engine, variant, manifest, 1)
+        engine, variant = self.wrapped(model, failing=16)
+        with pytest.raises(ModelRefusedError, match="it fails, or answers NaN"):
+            ensure_agreement(engine, variant, manifest, 1)
+        assert list(model.glob("selftest-*")) == []
+
+    def test_what_agreed_once_is_not_tried_again(self, model: Path) -> None:
+        manifest = manifests.load(model)
+        for runs in (len(self.shapes), 0):
+            engine, variant = self.wrapped(model)
+            with capture_logs() as logs:
+                ensure_agreement(engine, variant, manifest, 1)
+            assert engine.runs == runs
+            assert [entry["event"] for entry in logs] == ["self_test"] * bool(runs)
+
+    def test_what_cannot_be_stored_is_tried_every_time(
+        self, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_arguments: object) -> None:
+            raise InputFileError("Read-only file system")
+
+        monkeypatch.setattr(self_testing, "save_record", refuse)
+        for _ in range(2):
+            engine, variant = self.wrapped(model)
+            ensure_agreement(engine, variant, manifests.load(model), 1)
+            assert engine.runs == len(self.shapes)
+
+    def test_shapes_of_a_passed_check_are_not_tried_again(self, damaged: Checked) -> None:
+        engine, variant = self.wrapped(damaged[0])
+        ensure_agreement(engine, variant, manifests.load(damaged[0]), 1)
+        assert engine.runs == 0
+
+    def test_minilm_on_openvino_agrees_with_its_reference(self, minilm: Path) -> None:
+        shapes = [(1, 16), (2, 32), (3, 40), (1, 256)]
+        variant = variant_of(minilm, "fp32", "openvino")
+        engine = variant.load(shapes, 1, memory_mb=100)  # fixed shapes and one for all the others
+        found = self_test(engine, variant, reference_of(minilm, manifests.load(minilm)), shapes, 1)
+        assert set(found) == set(shapes)
+        assert max(found.values()) < 1e-6
+
+    def test_the_reference_is_not_compared_with_itself(self, model: Path) -> None:
+        engine, variant = self.wrapped(model, "fp32")
+        ensure_agreement(engine, variant, manifests.load(model), 1)
+        assert engine.runs == 0
+
+    def test_the_worker_refuses_a_form_that_is_wrong_at_one_length(
+        self, tiny_encoder: Path, workers: Workers, tmp_path: Path
+    ) -> None:
+        model = copy_with_forms(tiny_encoder, tmp_path / "model", {"length": wrong_at(32)})
+        process = workers.start(model, "--engine", "onnxruntime", "--form", "length", ready=False)
+        assert process.wait(timeout=120) == ExitCode.BAD_INPUT
+        assert "answers wrongly in 6 of 18 shapes" in workers.log().read_text()
+
+    def test_the_worker_serves_a_form_that_agrees_and_says_so(
+        self, model: Path, workers: Workers, client: Client, queue: str
+    ) -> None:
+        workers.start(model, "--engine", "onnxruntime", "--form", "right")
+        assert len(client.score(queue, "the mill")) == 32
+        (line,) = (line for line in workers.log().read_text().splitlines() if '"self_test"' in line)
+        assert json.loads(line)["worst_cosine"] > 1 - 1e-9
+        assert json.loads(line)["shapes"] == len(self.shapes)
