@@ -43,6 +43,7 @@ def call(function: Callable[[Argument], Value], argument: Argument) -> Value:
 
 
 def _run(sender: Connection, function: Callable[[Any], Any], argument: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the caller too, which ends this process
     try:
         value = function(argument)
     except Exception as error:  # noqa: BLE001 - raised again by the caller

@@ -15,11 +15,12 @@ from gristmill_worker.models.check.run import Report
 
 def print_report(console: Console, report: Report) -> None:
     """Print a column per variant, then the broken limits and what could not run."""
-    table = Table(
-        title=f"{report.manifest.name}: {report.texts} items of up to {report.longest} tokens, "
+    console.print(
+        f"{report.manifest.name}: {report.texts} items of up to {report.longest} tokens, "
         f"{report.seconds:.0f} s",
-        title_justify="left",
+        highlight=False,
     )
+    table = Table()
     table.add_column("")
     for entry in report.judged:
         table.add_column(str(entry.variant).replace(" ", "\n"), justify="right")
