@@ -13,7 +13,6 @@ from statistics import median
 from typing import Final
 
 from gristmill.errors import GristmillError
-from gristmill_worker.batching.costs import USUAL
 from gristmill_worker.engines.base import Engine, Shape, engine_loader, example_inputs
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models.answers import Answer, Answers
@@ -23,6 +22,7 @@ from gristmill_worker.models.check.metric import Metric
 from gristmill_worker.models.self_test import Probes, shape_differences
 from gristmill_worker.tasks.base import Encoded
 
+_COMPARED: Final = ((1, 32), (8, 32), (4, 128))  # shapes to compare speeds at, or those nearest to them
 _ROUNDS: Final = 5  # of timing, reference and variant in turns
 
 
@@ -100,7 +100,7 @@ def _usual_shapes(shapes: Sequence[Shape]) -> list[Shape]:
     def distance(wanted: Shape, shape: Shape) -> float:
         return sum(abs(log2(a / b)) for a, b in zip(wanted, shape, strict=True))
 
-    return list(dict.fromkeys(min(shapes, key=partial(distance, wanted)) for wanted in USUAL))
+    return list(dict.fromkeys(min(shapes, key=partial(distance, wanted)) for wanted in _COMPARED))
 
 
 def _speed(engine: Engine, reference: Engine, job: Job, shape: Shape) -> float:

@@ -13,6 +13,7 @@ from gristmill.errors import InputFileError
 from gristmill_worker.batching.shapes import SEQUENCES, candidate_shapes, default_shapes
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.cpus import cpu_features
+from gristmill_worker.engines import deepsparse
 from gristmill_worker.engines.base import Shape
 from gristmill_worker.engines.choice import ANY, NULL, Wanted, obstacle_to, variants
 from gristmill_worker.engines.variant import Variant
@@ -144,10 +145,14 @@ def _metric(answers: Answers, data: Labelled | ScoredPairs | None) -> Metric | N
 def _shapes(
     options: CheckOptions, variant: Variant, reference: Variant
 ) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
-    """Return what a worker would load, and what else it might after tuning: every length in a small batch."""
+    """Return what a worker would load, and what else it might after tuning: every length in a small batch.
+
+    Nothing else where each shape is a compilation of its own (seconds, and a copy of the weights).
+    """
     settings = Settings(queue="check", model=options.model, threads=options.threads)
     shapes = tuple(Sizing.of(settings, variant).shapes)
-    if (variant.engine, variant.form) == (reference.engine, reference.form):
+    is_reference = (variant.engine, variant.form) == (reference.engine, reference.form)
+    if is_reference or variant.engine == deepsparse.NAME:
         return shapes, ()
     candidates = candidate_shapes(variant.manifest.max_length, settings.batch.max_tokens)
     return shapes, tuple(shape for shape in candidates if shape[0] == _SWEPT_BATCH)
