@@ -57,6 +57,11 @@ def reference_of(model_dir: Path, manifest: Manifest) -> Variant:
     return Variant(model_dir, REFERENCE_ENGINE, name, manifest.select(name))
 
 
+def is_reference(variant: Variant, reference: Variant) -> bool:
+    """Say whether ``variant`` is what others are compared with."""
+    return (variant.engine, variant.form) == (reference.engine, reference.form)
+
+
 def ensure_agreement(engine: Engine, variant: Variant, manifest: Manifest, threads: int) -> None:
     """Self-test a worker's shapes, unless a passed check or an earlier start did on this CPU.
 
@@ -64,9 +69,11 @@ def ensure_agreement(engine: Engine, variant: Variant, manifest: Manifest, threa
     :class:`ModelRefusedError` if an answer is wrong: none is better than a wrong one.
     """
     reference = reference_of(variant.model_dir, manifest)
-    is_reference = (variant.engine, variant.form) == (reference.engine, reference.form)
-    shapes = [shape for shape in engine.shapes if shape not in _known_shapes(variant)]
-    if is_reference or variant.engine == NULL or not shapes:
+    if variant.engine == NULL or is_reference(variant, reference):
+        return
+    known = _known_shapes(variant)
+    shapes = [shape for shape in engine.shapes if shape not in known]
+    if not shapes:
         return
     started = time.perf_counter()
     differences = self_test(engine, variant, reference, shapes, threads)

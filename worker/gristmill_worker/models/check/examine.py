@@ -13,6 +13,7 @@ from statistics import median
 from typing import Final
 
 from gristmill.errors import GristmillError
+from gristmill_worker.batching.costs import usual_shapes
 from gristmill_worker.engines.base import Engine, Shape, engine_loader, example_inputs
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models.answers import Answer, Answers
@@ -22,7 +23,6 @@ from gristmill_worker.models.check.metric import Metric
 from gristmill_worker.models.self_test import Probes, shape_differences
 from gristmill_worker.tasks.base import Encoded
 
-_COMPARED: Final = ((1, 32), (8, 32), (4, 128))  # shapes to compare speeds at, or those nearest to them
 _ROUNDS: Final = 5  # of timing, reference and variant in turns
 
 
@@ -80,7 +80,7 @@ def _examine(job: Job, findings: Findings) -> None:
             same = [a.argmax() == b.argmax() for (a,), (b,) in zip(found, job.expected, strict=True)]
             findings.label_agreement = sum(map(bool, same)) / len(same)
         findings.invariance = measure_invariance(engine, answers, job.items)
-        usual = _usual_shapes(engine.shapes)
+        usual = _nearest(engine.shapes, usual_shapes(answers.manifest.max_length))
         findings.deterministic = is_deterministic(engine, answers, job.items, usual)
         findings.shapes = shape_differences(engine, answers, job.shapes, job.probes)
         if job.metric is not None:
@@ -94,13 +94,13 @@ def _examine(job: Job, findings: Findings) -> None:
                 findings.shapes[shape] = max(difference, findings.shapes.get(shape, 0.0))
 
 
-def _usual_shapes(shapes: Sequence[Shape]) -> list[Shape]:
-    """Return those of ``shapes`` that are nearest to the ones that variants are compared by."""
+def _nearest(shapes: Sequence[Shape], usual: Sequence[Shape]) -> list[Shape]:
+    """Return those of ``shapes`` that are nearest to the ``usual`` ones."""
 
     def distance(wanted: Shape, shape: Shape) -> float:
         return sum(abs(log2(a / b)) for a, b in zip(wanted, shape, strict=True))
 
-    return list(dict.fromkeys(min(shapes, key=partial(distance, wanted)) for wanted in _COMPARED))
+    return list(dict.fromkeys(min(shapes, key=partial(distance, wanted)) for wanted in usual))
 
 
 def _speed(engine: Engine, reference: Engine, job: Job, shape: Shape) -> float:

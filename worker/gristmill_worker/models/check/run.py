@@ -29,7 +29,7 @@ from gristmill_worker.models.check.texts import check_items
 from gristmill_worker.models.labelled import Labelled, ScoredPairs
 from gristmill_worker.models.limits import LIMITS, kind_of
 from gristmill_worker.models.manifest import Manifest
-from gristmill_worker.models.self_test import answer_probes, probe_items, reference_of
+from gristmill_worker.models.self_test import answer_probes, is_reference, probe_items, reference_of
 from gristmill_worker.models.verdict import save_verdict
 from gristmill_worker.settings import Settings
 from gristmill_worker.tasks.base import Encoded
@@ -151,8 +151,7 @@ def _shapes(
     """
     settings = Settings(queue="check", model=options.model, threads=options.threads)
     shapes = tuple(Sizing.of(settings, variant).shapes)
-    is_reference = (variant.engine, variant.form) == (reference.engine, reference.form)
-    if is_reference or variant.engine == deepsparse.NAME:
+    if is_reference(variant, reference) or variant.engine == deepsparse.NAME:
         return shapes, ()
     candidates = candidate_shapes(variant.manifest.max_length, settings.batch.max_tokens)
     return shapes, tuple(shape for shape in candidates if shape[0] == _SWEPT_BATCH)
