@@ -73,7 +73,7 @@ LIMITS: Final[Mapping[Kind, Limits]] = {
     # 8 bits of mantissa: MiniLM measured .99996 against the reference, .99999 among batch-mates; a logit
     # of 10 moves by .04, and with it a probability by .01.
     "bf16": Limits(0.999, 0.05, 0.9995, 0.02, 0.98),
-    # Static or per-row ranges measured .987 to .994, and .9996 among batch-mates. A range over the whole batch
+    # Static or per-row ranges measured .987 to .994, .9996 among batch-mates. A range over the whole batch
     # measured .98 to .99 among batch-mates, a fault at one sequence length .63: neither may pass.
     "quantized": Limits(0.98, 0.2, 0.999, 0.05, 0.95),
 }
