@@ -70,8 +70,8 @@ class Limits:
 LIMITS: Final[Mapping[Kind, Limits]] = {
     # Engines differ in the order of their sums alone: MiniLM measured 1 - 4e-13, probabilities 1e-6.
     "fp32": Limits(0.999_999, 1e-4, 0.999_999, 1e-4, 0.99),
-    # 8 bits of mantissa: MiniLM measured .99996 against the reference, .99999 among batch-mates; a logit
-    # of 10 moves by .04, and with it a probability by .01.
+    # 8 bits of mantissa: MiniLM measured .99996 against the reference, .99999 among batch-mates; the
+    # probabilities of 150 labels .008 and .001.
     "bf16": Limits(0.999, 0.05, 0.9995, 0.02, 0.98),
     # Static or per-row ranges measured .987 to .994, .9996 among batch-mates. A range over the whole batch
     # measured .98 to .99 among batch-mates, a fault at one sequence length .63: neither may pass.
