@@ -1,0 +1,177 @@
+"""int8 for onnxruntime with ranges from calibration texts; the layers that suffer most stay in float."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+from onnxruntime.quantization.calibrate import HistogramCollector
+
+from gristmill_worker.models import inspect_onnx
+from gristmill_worker.models.graph_builder import save_model
+from gristmill_worker.models.inspect_onnx import Probe
+from gristmill_worker.models.quantize.answers import Vectors, cosines, probe_answers
+from gristmill_worker.models.quantize.job import Calibration, Job, Made
+from gristmill_worker.models.quantize.ort_graph import (
+    Layer,
+    Range,
+    layers_to_quantize,
+    quantized,
+    save_form,
+    weights_note,
+)
+from gristmill_worker.models.quantize.quiet import quiet
+
+PERCENTILE: Final = 99.999  # outliers carry meaning in transformers: less than this ruins the answers
+_BINS: Final = 2048
+_NAMED: Final = 6  # layers in a sentence
+
+
+def make(job: Job) -> Made:
+    """Calibrate, quantize every linear layer, and take the worst back until the answers are near enough."""
+    graph = inspect_onnx.read_graph(job.model_dir / job.manifest.file)
+    layers = layers_to_quantize(graph)
+    job.say("finding the ranges of values")
+    sources = list(dict.fromkeys(layer.source for layer in layers))
+    found = _ranges(graph, sources, job)
+    ranges = {layer.name: found[layer.source] for layer in layers}
+    kept, notes = _Search(graph, layers, ranges, job).run()
+    chosen = {name: value for name, value in ranges.items() if name not in kept}
+    model = quantized(graph, chosen, reduce_range=job.options.reduce_range)
+    file = save_form(model, job.folder)
+    method = (
+        f"int8, {job.options.calibration} ranges of {len(job.calibration)} texts, "
+        f"{weights_note(job.options.reduce_range)}, {len(kept)} of {len(layers)} layers in float"
+    )
+    return Made(file, (file,), ("onnxruntime",), method, inspect_onnx.sparsity(model), notes)
+
+
+class _Search:
+    """Finds the fewest layers to keep in float."""
+
+    def __init__(
+        self, graph: ModelProto, layers: Sequence[Layer], ranges: Mapping[str, Range], job: Job
+    ) -> None:
+        self._graph = graph
+        self._layers = layers
+        self._ranges = ranges
+        self._job = job
+        self._expected = self._answers(graph)
+
+    def run(self) -> tuple[list[str], tuple[str, ...]]:
+        """Return the layers to keep, the worst first, and what was found."""
+        job, goal = self._job, self._job.options.min_cosine
+        names = [layer.name for layer in self._layers]
+        job.say(f"trying all {len(names)} layers in int8")
+        start = self._cosine(names)
+        if start >= goal:
+            return [], (f"No layer had to stay in float: min cosine {start:.4f} on {len(job.trial)} texts.",)
+        effects = {}
+        for at, name in enumerate(names, start=1):
+            job.say(f"layer {at} of {len(names)} alone in int8")
+            effects[name] = self._cosine([name])
+        worst = sorted(names, key=lambda name: effects[name])
+        most = int(job.options.max_float_share * len(names))
+        best, best_count = start, 0
+        for count in range(1, most + 1):
+            job.say(f"{count} of {len(names)} layers in float")
+            cosine = self._cosine([name for name in names if name not in worst[:count]])
+            if cosine > best:
+                best, best_count = cosine, count
+            if best >= goal:
+                break
+        kept = worst[:best_count]
+        listed = ", ".join(f"{name} ({effects[name]:.4f})" for name in kept[:_NAMED])
+        listed += f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
+        note = (
+            f"{len(kept)} of {len(names)} layers stay in float, which brings the min cosine on "
+            f"{len(job.trial)} texts from {start:.4f} to {best:.4f}"
+            + (f"; alone in int8 they gave: {listed}." if kept else ".")
+        )
+        if best >= goal:
+            return kept, (note,)
+        missed = f"The goal of {goal} was not reached with up to {most} layers in float: raise --max-float."
+        return kept, (note, missed)
+
+    def _cosine(self, names: Sequence[str]) -> float:
+        chosen = {name: self._ranges[name] for name in names}
+        model = quantized(self._graph, chosen, reduce_range=self._job.options.reduce_range)
+        return float(cosines(self._answers(model), self._expected).min())
+
+    def _answers(self, model: ModelProto) -> Vectors:
+        job = self._job
+        return probe_answers(_probe(model, job), job.manifest, job.task, job.trial)
+
+
+def _probe(model: ModelProto, job: Job) -> Probe:
+    """Load a graph by way of a file, which may be larger than what a buffer may hold."""
+    folder = job.folder / "trial"
+    folder.mkdir()
+    try:
+        save_model(model, folder / "trial.onnx")
+        return Probe(folder / "trial.onnx", job.manifest.inputs, job.threads)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _ranges(graph: ModelProto, sources: Sequence[str], job: Job) -> dict[str, Range]:
+    """Return the range of each activation over the calibration texts, each run alone."""
+    model = ModelProto()
+    model.CopyFrom(graph)
+    model.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        for name in sources
+        if name not in {value.name for value in (*graph.output, *graph.input)}
+    )
+    probe = _probe(model, job)
+    observer = _observer(job.options.calibration)
+    for item in job.calibration:
+        observer.add(probe.run(job.task.assemble([item], (1, item.length)), sources))
+    return observer.ranges()
+
+
+class _MinMax:
+    """The least and the largest value."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Range] = {}
+
+    def add(self, values: Mapping[str, NDArray[np.float32]]) -> None:
+        for name, array in values.items():
+            before = self._found.get(name, Range(0.0, 0.0))
+            low, high = float(array.min()), float(array.max())
+            self._found[name] = Range(min(before.low, low), max(before.high, high))
+
+    def ranges(self) -> dict[str, Range]:
+        return self._found
+
+
+class _Histograms:
+    """What onnxruntime's histograms make of it: a share of the values, or the least relative entropy."""
+
+    def __init__(self, method: Calibration) -> None:
+        self._collector = HistogramCollector(
+            method=method,
+            symmetric=False,
+            num_bins=_BINS,
+            num_quantized_bins=128,
+            percentile=PERCENTILE,
+            scenario="same",
+        )
+
+    def add(self, values: Mapping[str, NDArray[np.float32]]) -> None:
+        with quiet():
+            self._collector.collect({name: [array] for name, array in values.items()})
+
+    def ranges(self) -> dict[str, Range]:
+        with quiet():
+            found = self._collector.compute_collection_result()
+        return {name: Range(float(low), float(high)) for name, (low, high, *_) in found.items()}
+
+
+def _observer(method: Calibration) -> _MinMax | _Histograms:
+    return _MinMax() if method == "min-max" else _Histograms(method)
