@@ -1,10 +1,10 @@
 """The linear layers of an ONNX graph in int8, written so that onnxruntime multiplies integers.
 
 Multiplications by constant weights are quantized, and tables that rows are taken from. What goes into a
-multiplication is rounded to unsigned bytes, the weights to signed ones with one scale a column; what comes out is
-a float, so that bias, normalisation, softmax and the multiplications inside the attention stay as they were.
-onnxruntime joins the pattern DequantizeLinear (of both) -> MatMul to one integer kernel; it has fast ones for
-unsigned by signed bytes alone.
+multiplication is rounded to unsigned bytes, the weights to signed ones with one scale a column. What comes
+out is a float, so that bias, normalisation, softmax and the multiplications inside the attention stay as they
+were. onnxruntime joins the pattern DequantizeLinear (of both) -> MatMul to one integer kernel; it has fast
+ones for unsigned by signed bytes alone.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def quantized(model: ModelProto, activations: Mapping[str, Activation], *, reduc
     """
     layers = {layer.name: layer for layer in linear_layers(model) if layer.name in activations}
     arrays = _constants(model)
+    tables = {name for name, tensor in arrays.items() if _is_matrix(tensor) and tensor.dims[0] >= _TABLE_ROWS}
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     out = _Rewriter(WEIGHT_BITS[reduce_range], opset)
     for node in model.graph.node:

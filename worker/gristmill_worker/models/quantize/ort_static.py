@@ -25,9 +25,11 @@ from gristmill_worker.models.quantize.ort_graph import (
     weights_note,
 )
 from gristmill_worker.models.quantize.quiet import quiet
+from gristmill_worker.tasks.base import Encoded
 
 PERCENTILE: Final = 99.999  # outliers carry meaning in transformers: less than this ruins the answers
 _BINS: Final = 2048
+_EFFECT_STEP: Final = 4  # one layer alone is tried on every fourth text: it is only ranked by that
 _NAMED: Final = 6  # layers in a sentence
 
 
@@ -60,7 +62,7 @@ class _Search:
         self._layers = layers
         self._ranges = ranges
         self._job = job
-        self._expected = self._answers(graph)
+        self._expected = self._answers(graph, job.trial)
 
     def run(self) -> tuple[list[str], tuple[str, ...]]:
         """Return the layers to keep, the worst first, and what was found."""
@@ -73,7 +75,7 @@ class _Search:
         effects = {}
         for at, name in enumerate(names, start=1):
             job.say(f"layer {at} of {len(names)} alone in int8")
-            effects[name] = self._cosine([name])
+            effects[name] = self._cosine([name], _EFFECT_STEP)
         worst = sorted(names, key=lambda name: effects[name])
         most = int(job.options.max_float_share * len(names))
         best, best_count = start, 0
@@ -97,14 +99,15 @@ class _Search:
         missed = f"The goal of {goal} was not reached with up to {most} layers in float: raise --max-float."
         return kept, (note, missed)
 
-    def _cosine(self, names: Sequence[str]) -> float:
+    def _cosine(self, names: Sequence[str], step: int = 1) -> float:
         chosen = {name: self._ranges[name] for name in names}
         model = quantized(self._graph, chosen, reduce_range=self._job.options.reduce_range)
-        return float(cosines(self._answers(model), self._expected).min())
+        found = self._answers(model, self._job.trial[::step])
+        return float(cosines(found, self._expected[::step]).min())
 
-    def _answers(self, model: ModelProto) -> Vectors:
+    def _answers(self, model: ModelProto, items: Sequence[Encoded]) -> Vectors:
         job = self._job
-        return probe_answers(_probe(model, job), job.manifest, job.task, job.trial)
+        return probe_answers(_probe(model, job), job.manifest, job.task, items)
 
 
 def _probe(model: ModelProto, job: Job) -> Probe:
@@ -122,10 +125,9 @@ def _ranges(graph: ModelProto, sources: Sequence[str], job: Job) -> dict[str, Ra
     """Return the range of each activation over the calibration texts, each run alone."""
     model = ModelProto()
     model.CopyFrom(graph)
+    known = {value.name for value in (*graph.graph.output, *graph.graph.input)}
     model.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-        for name in sources
-        if name not in {value.name for value in (*graph.output, *graph.input)}
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sources if name not in known
     )
     probe = _probe(model, job)
     observer = _observer(job.options.calibration)

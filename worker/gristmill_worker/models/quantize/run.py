@@ -29,7 +29,7 @@ PRECISION: Final = "int8"
 FEWEST_TEXTS: Final = 16
 CALIBRATION_TEXTS: Final = 256
 _HELD_OUT: Final = 128  # texts at most to measure on
-_TRIAL: Final = 32  # and to choose by
+_TRIAL: Final = 64  # and to choose by
 _MAX_ROWS: Final = 20_000  # of a file of texts
 _SEED: Final = 5
 
