@@ -49,7 +49,7 @@ _MISSING = "worker,quantize"
     default=0.99,
     show_default=True,
     type=_SHARE,
-    help="int8-ort keeps layers in float until the worst text is as near to fp32.",
+    help="How near to fp32 the worst text should be; int8-ort keeps layers in float for it.",
 )
 @click.option(
     "--max-float",
@@ -104,10 +104,10 @@ def quantize_command(
         )
         with Console(stderr=True).status("starting") as status:
             report = quantize(Request(options=options, **what), status.update)
-    _print(Console(), report, what["model"])
+    _print(Console(), report, what["model"], min_cosine)
 
 
-def _print(console: Console, report: Report, model: Path) -> None:
+def _print(console: Console, report: Report, model: Path, min_cosine: float) -> None:
     sizes = f"{report.form_bytes / 1e6:.1f} MB, fp32 {report.reference_bytes / 1e6:.1f} MB"
     _line(console, f"{report.name} is in {model}: {sizes}")
     _line(console, report.form.method)
@@ -124,7 +124,7 @@ def _print(console: Console, report: Report, model: Path) -> None:
         row += [f"{found.same_label:.1%}"] if found.same_label is not None else []
         table.add_row(*row, *(f"{ratio:.2f}x" for ratio in found.speedups.values()))
     console.print(table, highlight=False)
-    for note in (*report.notes, *map(_advice, report.comparisons)):
+    for note in (*report.notes, *(_advice(found, min_cosine) for found in report.comparisons)):
         _line(console, f"- {note}")
     check = f"gristmill-worker model check {model}"
     _line(console, f"- It has no verdict yet: run '{check}', as 'auto' does not use an unchecked form.")
@@ -134,7 +134,7 @@ def _line(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _advice(found: Comparison) -> str:
+def _advice(found: Comparison, min_cosine: float) -> str:
     speed = geometric_mean(found.speedups.values())
     said = (
         f"{found.variant.engine} {found.variant.precision}: {speed:.1f}x the speed of onnxruntime fp32 here"
@@ -142,6 +142,8 @@ def _advice(found: Comparison) -> str:
     if speed < 1.1:
         said += ", which is no gain: serve fp32 on this CPU"
     said += f"; min cosine {found.min_cosine:.4f}"
+    if found.min_cosine < min_cosine:
+        said += f", below the {min_cosine:g} that --min-cosine asks for"
     if found.neighbours < 0.9995:
         said += f"; the same text with other neighbours differs (cosine {found.neighbours:.4f})"
     return said + "."

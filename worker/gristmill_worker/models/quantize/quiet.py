@@ -21,9 +21,9 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def no_telemetry() -> Iterator[None]:
-    """Import NNCF within this block: it looks for OpenVINO's telemetry then, and goes without if it has none.
+    """Import OpenVINO and NNCF within this block: they look for a package that reports home, and go without.
 
-    Its own switches come too late: to ask for consent the package writes into the home directory.
+    Switches come too late: the mere import of OpenVINO writes an identifier into the home directory.
     """
     before = sys.modules.get(_TELEMETRY)
     sys.modules[_TELEMETRY] = None  # type: ignore[assignment] # an import of it fails

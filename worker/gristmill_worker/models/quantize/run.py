@@ -111,7 +111,7 @@ def _samples(request: Request, task: Task) -> tuple[Sequence[Encoded], Sequence[
             f"{request.texts} has {len(items)} different texts in the column {request.text_column!r}: "
             f"at least {FEWEST_TEXTS} are needed, some hundred are better"
         )
-    held, trial = min(_HELD_OUT, len(items) // 3), min(_TRIAL, len(items) // 8)
+    held, trial = min(_HELD_OUT, len(items) // 3), min(_TRIAL, len(items) // 6)
     return items[held + trial :], items[held : held + trial], items[:held]
 
 

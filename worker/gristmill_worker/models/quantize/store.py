@@ -10,9 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from gristmill.errors import InputFileError
 from gristmill_worker.models import manifest as manifests
-from gristmill_worker.models.manifest import FILE_NAME, Form, Manifest, ModelRefusedError, digest_files
+from gristmill_worker.models.manifest import (
+    FILE_NAME,
+    Form,
+    FormName,
+    Manifest,
+    ModelRefusedError,
+    digest_files,
+)
 from gristmill_worker.models.quantize.job import Made
 
 _DIGITS = 8  # of a digest, in file names
@@ -32,7 +41,11 @@ def working_folder(model_dir: Path) -> Iterator[Path]:
 
 
 def check_free(manifest: Manifest, name: str, *, force: bool) -> None:
-    """Raise :class:`InputFileError` if ``manifest`` has a form ``name`` that may not be replaced."""
+    """Raise :class:`InputFileError` if ``manifest`` can have no form ``name``, or may not have another."""
+    try:
+        TypeAdapter(FormName).validate_python(name)
+    except ValidationError:
+        raise InputFileError(f"{name!r} cannot name a form: use a-z, 0-9, '.', '_' and '-'") from None
     if name == manifest.precision:
         raise InputFileError(f"{name!r} is the reference, which other forms are made from: use another name")
     if name in manifest.forms and not force:
