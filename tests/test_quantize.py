@@ -43,7 +43,7 @@ from gristmill_worker.models.show import forms_of
 from gristmill_worker.models.verdict import Verdict, save_verdict
 
 KINDS = tuple(kinds.KINDS)
-ORT_KINDS = tuple(kind for kind in KINDS if "ort" in kind)
+ORT_KINDS = tuple(kind for kind in KINDS if kind != "int8-openvino")
 FULL = Options(reduce_range=False)
 
 
@@ -119,7 +119,7 @@ def test_a_form_is_added_beside_the_others_and_runs(encoder: Path, kind: str) ->
 
 def test_labels_of_a_classifier_are_compared_too(tiny_classifier: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(tiny_classifier, tmp_path / "model"))
-    report = quantize(Request(model, "int8-ort-rows", name="rows.v2"))
+    report = quantize(Request(model, "int8-rows", name="rows.v2"))
     assert manifest.load(model).form_names == ("fp32", "rows.v2")
     same = report.comparisons[0].same_label
     assert same is not None
@@ -127,7 +127,7 @@ def test_labels_of_a_classifier_are_compared_too(tiny_classifier: Path, tmp_path
 
 
 def test_a_new_form_is_not_used_before_it_is_checked(encoder: Path) -> None:
-    quantize(Request(encoder, "int8-ort-rows"))
+    quantize(Request(encoder, "int8-rows"))
     choice = choose(encoder, manifest.load(encoder), ANY)
     assert choice.variant.form == "fp32"
     assert any("never checked" in reason for name, reason in choice.rejected.items() if "rows" in name)
@@ -135,7 +135,7 @@ def test_a_new_form_is_not_used_before_it_is_checked(encoder: Path) -> None:
 
 def test_minilm_in_int8_stays_near_to_fp32(minilm: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(minilm, tmp_path / "model"))
-    limits = {"int8-ort-rows": (0.993, 0.997), "int8-openvino": (0.99, 0.996)}
+    limits = {"int8-rows": (0.993, 0.997), "int8-openvino": (0.99, 0.996)}
     for kind, (least, mean) in limits.items():
         report = quantize(Request(model, kind, calibration_texts=128, options=FULL))
         assert report.form_bytes < 0.3 * report.reference_bytes
@@ -250,16 +250,16 @@ def test_layers_of_one_input_may_be_quantized_in_different_ways() -> None:
 
 
 def test_the_same_form_is_replaced_with_force_alone(encoder: Path) -> None:
-    quantize(Request(encoder, "int8-ort-rows", options=FULL))
+    quantize(Request(encoder, "int8-rows", options=FULL))
     quantize(Request(encoder, "int8-ort-dynamic", options=FULL))
     before = manifest.load(encoder)
     with pytest.raises(InputFileError, match="--force"):
-        quantize(Request(encoder, "int8-ort-rows"))
-    quantize(Request(encoder, "int8-ort-rows", options=Options(reduce_range=True), force=True))
+        quantize(Request(encoder, "int8-rows"))
+    quantize(Request(encoder, "int8-rows", options=Options(reduce_range=True), force=True))
     after = manifest.load(encoder)
     for same in ("fp32", "int8-ort-dynamic"):
         assert after.select(same).digest == before.select(same).digest
-    assert after.select("int8-ort-rows").digest != before.select("int8-ort-rows").digest
+    assert after.select("int8-rows").digest != before.select("int8-rows").digest
     names = {path.name for path in encoder.iterdir()}
     assert names == {*after.all_files, manifest.FILE_NAME}
 
@@ -268,20 +268,20 @@ def test_the_same_form_is_replaced_with_force_alone(encoder: Path) -> None:
 def test_an_interruption_at_the_end_leaves_the_old_directory(
     encoder: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    quantize(Request(encoder, "int8-ort-rows", options=FULL))
+    quantize(Request(encoder, "int8-rows", options=FULL))
     before = contents(encoder)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    request = Request(encoder, "int8-ort-rows", options=Options(reduce_range=True), force=True)
+    request = Request(encoder, "int8-rows", options=Options(reduce_range=True), force=True)
     with monkeypatch.context() as patch:
         patch.setattr(*((Manifest, "write", interrupt) if step == "write" else (Path, "replace", interrupt)))
         with pytest.raises(KeyboardInterrupt):
             quantize(request)
     assert contents(encoder) == before
     quantize(request)
-    assert "7-bit" in manifest.load(encoder).forms["int8-ort-rows"].method
+    assert "7-bit" in manifest.load(encoder).forms["int8-rows"].method
 
 
 def test_ctrl_c_in_the_middle_leaves_nothing(minilm: Path, tmp_path: Path) -> None:
@@ -311,7 +311,7 @@ def test_a_directory_that_changed_meanwhile_is_left_alone(
     encoder: Path, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replaced(job: Any) -> Any:
-        made = kinds.find_kind("int8-ort-rows")(job)
+        made = kinds.find_kind("int8-rows")(job)
         for path in encoder.iterdir():
             if path.is_file():
                 path.unlink()
@@ -322,20 +322,23 @@ def test_a_directory_that_changed_meanwhile_is_left_alone(
     monkeypatch.setattr(run, "find_kind", lambda _: replaced)
     monkeypatch.setattr(run, "_compare", lambda *_: iter(()))
     with pytest.raises(ModelRefusedError, match="changed meanwhile"):
-        quantize(Request(encoder, "int8-ort-rows"))
+        quantize(Request(encoder, "int8-rows"))
     assert contents(encoder) == contents(tiny_classifier)
 
 
-def test_nncf_reports_nothing_home_and_prints_nothing(encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int8-rows", "int8-openvino"])
+def test_openvino_and_nncf_report_nothing_home_and_print_nothing(
+    encoder: Path, tmp_path: Path, kind: str
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     command = [sys.executable, "-m", "gristmill_worker", "model", "quantize", str(encoder)]
     environment = {name: value for name, value in os.environ.items() if name != "CI"} | {"HOME": str(home)}
     done = subprocess.run(
-        [*command, "--form", "int8-openvino"], env=environment, capture_output=True, text=True, check=True
+        [*command, "--form", kind], env=environment, capture_output=True, text=True, check=True
     )
     assert not list(home.iterdir())
-    assert done.stdout.startswith("int8-openvino is in ")
+    assert done.stdout.startswith(f"{kind} is in ")
     assert "INFO" not in done.stdout + done.stderr
     assert "Statistics collection" not in done.stdout
 
@@ -347,7 +350,7 @@ def test_models_and_texts_that_cannot_be_used_are_refused(encoder: Path, tmp_pat
     import_model(str(write_lookup(tmp_path / "lookup")), tmp_path / "tensors")
     with pytest.raises(ModelRefusedError, match="takes tensors"):
         quantize(Request(tmp_path / "tensors", "int8-ort"))
-    with pytest.raises(InputFileError, match="use one of int8-openvino"):
+    with pytest.raises(InputFileError, match="use one of int8-rows"):
         quantize(Request(encoder, "int4"))
     with pytest.raises(InputFileError, match="is the reference"):
         quantize(Request(encoder, "int8-ort", name="fp32"))
@@ -363,7 +366,7 @@ def test_models_and_texts_that_cannot_be_used_are_refused(encoder: Path, tmp_pat
 
 
 def test_a_model_that_is_int8_already_is_refused(encoder: Path, tmp_path: Path) -> None:
-    report = quantize(Request(encoder, "int8-ort-rows"))
+    report = quantize(Request(encoder, "int8-rows"))
     source = tmp_path / "export"
     source.mkdir()
     shutil.copyfile(encoder / report.form.file, source / "model.onnx")
@@ -371,7 +374,7 @@ def test_a_model_that_is_int8_already_is_refused(encoder: Path, tmp_path: Path) 
         shutil.copyfile(encoder / name, source / name)
     import_model(str(source), tmp_path / "int8")
     with pytest.raises(ModelRefusedError, match="is int8 already"):
-        quantize(Request(tmp_path / "int8", "int8-ort-rows"))
+        quantize(Request(tmp_path / "int8", "int8-rows"))
 
 
 def test_a_directory_that_cannot_be_written_is_refused_before_any_work(
@@ -382,12 +385,12 @@ def test_a_directory_that_cannot_be_written_is_refused_before_any_work(
 
     monkeypatch.setattr("tempfile.mkdtemp", refuse)  # root may write anywhere
     with pytest.raises(InputFileError, match=r"cannot be written \(Permission denied\)"):
-        quantize(Request(encoder, "int8-ort-rows"))
+        quantize(Request(encoder, "int8-rows"))
 
 
 def test_a_name_that_no_form_can_have_is_refused_before_any_work(encoder: Path) -> None:
     with pytest.raises(InputFileError, match="'Big Form'"):
-        quantize(Request(encoder, "int8-ort-rows", name="Big Form"), say=pytest.fail)
+        quantize(Request(encoder, "int8-rows", name="Big Form"), say=pytest.fail)
 
 
 def test_a_missing_package_is_named(encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,25 +420,25 @@ def test_the_command_says_what_was_made_and_what_to_do(encoder: Path, tmp_path: 
 
 
 def test_show_lists_forms_and_verdicts(encoder: Path) -> None:
-    quantize(Request(encoder, "int8-ort-rows"))
+    quantize(Request(encoder, "int8-rows"))
     whole = manifest.load(encoder)
-    rows = Variant(encoder, "onnxruntime", "int8-ort-rows", whole.select("int8-ort-rows"))
+    rows = Variant(encoder, "onnxruntime", "int8-rows", whole.select("int8-rows"))
     save_verdict(
         encoder, Verdict(key=rows.run_key(), passed=True, problems=(), shapes=((1, 16),), figures={})
     )
     _, listed = forms_of(encoder)
-    assert [row.name for row in listed] == ["fp32", "int8-ort-rows"]
-    assert listed[1].engines == ("onnxruntime",)
+    assert [row.name for row in listed] == ["fp32", "int8-rows"]
+    assert listed[1].engines == ("onnxruntime", "openvino")
     assert listed[1].verdicts == ("onnxruntime int8: passed",)
     assert listed[0].verdicts == ()
     result = invoke("show", encoder)
     assert result.exit_code == 0
-    assert whole.forms["int8-ort-rows"].file in result.stdout
+    assert whole.forms["int8-rows"].file in result.stdout
     assert "the imported model" in result.stdout
 
 
 def test_a_report_is_of_the_form_alone(encoder: Path) -> None:
-    first: Report = quantize(Request(encoder, "int8-ort-rows"))
+    first: Report = quantize(Request(encoder, "int8-rows"))
     second: Report = quantize(Request(encoder, "int8-ort"))
-    assert set(second.manifest.forms) == {"int8-ort-rows", "int8-ort"}
+    assert set(second.manifest.forms) == {"int8-rows", "int8-ort"}
     assert not set(first.form.files) & set(second.form.files)

@@ -77,10 +77,10 @@ def quantize_command(
     """Add an int8 form to the model directory MODEL.
 
     \b
-    int8-openvino     NNCF, static ranges; for OpenVINO, the fastest
-    int8-ort-rows     one range a token, found while running; for onnxruntime, the nearest to fp32
-    int8-ort          static ranges; for onnxruntime; the worst layers stay in float
-    int8-ort-dynamic  one range a batch: a text's answer depends on its neighbours
+    int8-rows         one range a token, found while running: the nearest to fp32, in openvino and onnxruntime
+    int8-openvino     static ranges by NNCF: often the fastest, in openvino
+    int8-ort          static ranges, the worst layers in float, in onnxruntime
+    int8-ort-dynamic  one range a batch, in onnxruntime: a text's answer depends on its neighbours
 
     The form is made from the imported fp32 model, tried beside it on texts that it was not made with, and
     then added in one step. Other forms are left as they are. Static ranges want texts like those that will be
@@ -88,7 +88,7 @@ def quantize_command(
 
     \b
     Examples:
-      gristmill-worker model quantize models/minilm --form int8-ort-rows
+      gristmill-worker model quantize models/minilm --form int8-rows
       gristmill-worker model quantize models/tickets --form int8-openvino --texts tickets.csv
     """
     with gristmill_console.needs_extra(_MISSING):

@@ -1,4 +1,4 @@
-"""int8 for onnxruntime with ranges that are found while running: by token, or by batch."""
+"""int8 with ranges that are found while running: by token, or by batch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gristmill_worker.models.quantize.ort_graph import (
 
 def make_rows(job: Job) -> Made:
     """Scale every token's vector by its own largest value: exact for outliers, and blind to neighbours."""
-    return _make(job, Rows(), "one range a token")
+    return _make(job, Rows(), ("onnxruntime", "openvino"), "one range a token")
 
 
 def make_batch(job: Job) -> Made:
     """Take one range over the whole batch, as onnxruntime's own dynamic quantization does."""
     note = (
         "Its ranges are taken over the whole batch, so a text's answer depends on the texts beside it: "
-        "serve it where that does not matter, or make the form int8-ort-rows, which has one range a token."
+        "serve it where that does not matter, or make the form int8-rows, which has one range a token."
     )
-    return _make(job, Batch(), "one range a batch", note)
+    return _make(job, Batch(), ("onnxruntime",), "one range a batch", note)
 
 
-def _make(job: Job, activation: Activation, ranges: str, *notes: str) -> Made:
+def _make(job: Job, activation: Activation, engines: tuple[str, ...], ranges: str, *notes: str) -> Made:
     graph = inspect_onnx.read_graph(job.model_dir / job.manifest.file)
     layers = layers_to_quantize(graph)
     reduce_range = job.options.reduce_range
@@ -38,7 +38,7 @@ def _make(job: Job, activation: Activation, ranges: str, *notes: str) -> Made:
     return Made(
         file=file,
         files=(file,),
-        engines=("onnxruntime",),
+        engines=engines,
         method=f"int8 while running, {ranges}, {weights_note(reduce_range)}",
         sparsity=inspect_onnx.sparsity(model),
         notes=notes,

@@ -6,16 +6,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, ValueInfoProto
 from onnxruntime.quantization.calibrate import HistogramCollector
 
 from gristmill_worker.models import inspect_onnx
+from gristmill_worker.models.calibration import activation_ranges
 from gristmill_worker.models.graph_builder import save_model
 from gristmill_worker.models.inspect_onnx import Probe
 from gristmill_worker.models.quantize.answers import Vectors, cosines, probe_answers
-from gristmill_worker.models.quantize.job import Calibration, Job, Made
+from gristmill_worker.models.quantize.job import Job, Made
 from gristmill_worker.models.quantize.ort_graph import (
     Layer,
     Range,
@@ -29,6 +28,7 @@ from gristmill_worker.tasks.base import Encoded
 
 PERCENTILE: Final = 99.999  # outliers carry meaning in transformers: less than this ruins the answers
 _BINS: Final = 2048
+_QUANTIZED_BINS: Final = 128
 _EFFECT_STEP: Final = 4  # one layer alone is tried on every fourth text: it is only ranked by that
 _NAMED: Final = 6  # layers in a sentence
 
@@ -123,57 +123,26 @@ def _probe(model: ModelProto, job: Job) -> Probe:
 
 def _ranges(graph: ModelProto, sources: Sequence[str], job: Job) -> dict[str, Range]:
     """Return the range of each activation over the calibration texts, each run alone."""
+    batches = [job.task.assemble([item], (1, item.length)) for item in job.calibration]
+    if job.options.calibration == "min-max":
+        found = activation_ranges(job.model_dir / job.manifest.file, sources, batches)
+        return {name: Range(*values) for name, values in found.items()}
     model = ModelProto()
     model.CopyFrom(graph)
     known = {value.name for value in (*graph.graph.output, *graph.graph.input)}
-    model.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sources if name not in known
-    )
+    model.graph.output.extend(ValueInfoProto(name=name) for name in sources if name not in known)
     probe = _probe(model, job)
-    observer = _observer(job.options.calibration)
-    for item in job.calibration:
-        observer.add(probe.run(job.task.assemble([item], (1, item.length)), sources))
-    return observer.ranges()
-
-
-class _MinMax:
-    """The least and the largest value."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, Range] = {}
-
-    def add(self, values: Mapping[str, NDArray[np.float32]]) -> None:
-        for name, array in values.items():
-            before = self._found.get(name, Range(0.0, 0.0))
-            low, high = float(array.min()), float(array.max())
-            self._found[name] = Range(min(before.low, low), max(before.high, high))
-
-    def ranges(self) -> dict[str, Range]:
-        return self._found
-
-
-class _Histograms:
-    """What onnxruntime's histograms make of it: a share of the values, or the least relative entropy."""
-
-    def __init__(self, method: Calibration) -> None:
-        self._collector = HistogramCollector(
-            method=method,
-            symmetric=False,
-            num_bins=_BINS,
-            num_quantized_bins=128,
-            percentile=PERCENTILE,
-            scenario="same",
-        )
-
-    def add(self, values: Mapping[str, NDArray[np.float32]]) -> None:
-        with quiet():
-            self._collector.collect({name: [array] for name, array in values.items()})
-
-    def ranges(self) -> dict[str, Range]:
-        with quiet():
-            found = self._collector.compute_collection_result()
-        return {name: Range(float(low), float(high)) for name, (low, high, *_) in found.items()}
-
-
-def _observer(method: Calibration) -> _MinMax | _Histograms:
-    return _MinMax() if method == "min-max" else _Histograms(method)
+    # Either a share of the values, or the range with the least relative entropy.
+    collector = HistogramCollector(
+        method=job.options.calibration,
+        symmetric=False,
+        num_bins=_BINS,
+        num_quantized_bins=_QUANTIZED_BINS,
+        percentile=PERCENTILE,
+        scenario="same",
+    )
+    with quiet():
+        for batch in batches:
+            collector.collect({name: [array] for name, array in probe.run(batch, sources).items()})
+        histograms = collector.compute_collection_result()
+    return {name: Range(float(low), float(high)) for name, (low, high, *_) in histograms.items()}

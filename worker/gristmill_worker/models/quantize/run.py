@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Final
 
@@ -14,13 +14,14 @@ from gristmill.bulk.readers import file_format, open_reader
 from gristmill.errors import InputFileError, InvalidRequestError
 from gristmill_worker.cpus import cpu_features
 from gristmill_worker.engines.base import Floats
-from gristmill_worker.engines.choice import NATIVE_BF16, REFERENCE_ENGINE
+from gristmill_worker.engines.choice import REFERENCE_ENGINE, obstacle_to
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Form, Manifest, ModelRefusedError
 from gristmill_worker.models.quantize.compare import Comparison, Reference
 from gristmill_worker.models.quantize.job import Job, Options, Say
 from gristmill_worker.models.quantize.kinds import find_kind
+from gristmill_worker.models.quantize.quiet import no_telemetry
 from gristmill_worker.models.quantize.store import add_form, check_free, describe, working_folder
 from gristmill_worker.tasks.base import Encoded, Task, make_task
 from gristmill_worker.tune.run import documentation
@@ -30,6 +31,7 @@ FEWEST_TEXTS: Final = 16
 CALIBRATION_TEXTS: Final = 256
 _HELD_OUT: Final = 128  # texts at most to measure on
 _TRIAL: Final = 64  # and to choose by
+_FLOATS: Final[tuple[Floats, ...]] = ("fp32", "bf16")
 _MAX_ROWS: Final = 20_000  # of a file of texts
 _SEED: Final = 5
 
@@ -75,7 +77,7 @@ def quantize(request: Request, say: Say = lambda _: None) -> Report:
     check_free(whole, name, force=request.force)
     reference = whole.select(whole.precision)
     threads = request.threads or len(os.sched_getaffinity(0))
-    with working_folder(request.model) as folder:
+    with no_telemetry(), working_folder(request.model) as folder:
         task = make_task(request.model, reference, truncate=True)
         calibration, trial, held_out = _samples(request, task)
         job = Job(request.model, reference, task, calibration, trial, request.options, threads, folder, say)
@@ -132,14 +134,16 @@ def _compare(job: Job, name: str, selected: Manifest, held_out: Sequence[Encoded
     job.say("running the reference")
     original = Variant(job.model_dir, REFERENCE_ENGINE, job.manifest.precision, job.manifest)
     reference = Reference(original, job.task, held_out, job.threads)
-    for engine in selected.engines:
-        floats: tuple[Floats, ...] = ("fp32",)
-        if engine == "openvino" and cpu_features() & NATIVE_BF16:
-            floats = ("fp32", "bf16")
-        for each in floats:
-            variant = Variant(job.folder, engine, name, selected, each)
+    obstacles = []
+    for engine, floats in product(selected.engines, _FLOATS):
+        variant = Variant(job.folder, engine, name, selected, floats)
+        if (obstacle := obstacle_to(variant, cpu_features())) is None:
             job.say(f"comparing {variant}")
             yield reference.compare(variant)
+        else:
+            obstacles.append(obstacle)
+    if len(obstacles) == len(selected.engines) * len(_FLOATS):
+        raise InputFileError(f"the form cannot be tried here: {obstacles[0]}")
 
 
 def _size(folder: Path, file: str, holder: Manifest | Form) -> int:
