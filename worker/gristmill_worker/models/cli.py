@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gristmill import console as gristmill_console
 from gristmill_worker.models.check.cli import check
+from gristmill_worker.models.quantize.cli import quantize_command
 
 if TYPE_CHECKING:
     from gristmill_worker.models.fit_head import Report
@@ -26,7 +27,7 @@ _FORCE_HELP = "Replace the model directory at --out."
 
 @click.group()
 def model() -> None:
-    """Make model directories (import a model, or fit a classifier on an encoder), and check them."""
+    """Make model directories: import a model, fit a classifier, add quantized forms, check all of them."""
 
 
 @model.command("import")
@@ -119,6 +120,33 @@ def fit_head_command(
     console.print(f"{manifest.id} is in {out}", highlight=False)
 
 
+@model.command("show")
+@click.argument("directory", type=click.Path(path_type=Path))
+def show_command(directory: Path) -> None:
+    """List the forms of the model directory DIRECTORY, and what checks found on this CPU."""
+    with gristmill_console.needs_extra("worker"):
+        from gristmill_worker.models.show import forms_of
+
+        manifest, rows = forms_of(directory)
+    console = Console()
+    table = Table(title=f"{manifest.name}, {manifest.task}", title_justify="left")
+    for heading in ("form", "size", "precision", "zeros", "engines", "verdict on this CPU"):
+        table.add_column(heading, justify="right" if heading in {"size", "zeros"} else "left")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.size_bytes / 1e6:.1f} MB",
+            row.precision,
+            f"{row.sparsity:.0%}",
+            ", ".join(row.engines) or "any",
+            "\n".join(row.verdicts) or "none",
+        )
+    console.print(table, highlight=False)
+    for row in rows:
+        console.print(f"{row.name}: {row.file}, {row.method}", highlight=False, markup=False, soft_wrap=True)
+
+
+model.add_command(quantize_command)
 model.add_command(check)
 
 

@@ -142,11 +142,11 @@ def _tensors(model: ModelProto) -> list[TensorProto]:
 
 
 class Probe:
-    """A graph loaded on one thread, to be tried before it is published."""
+    """A graph loaded to be tried before it is published."""
 
-    def __init__(self, path: Path, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, path: Path, inputs: Sequence[Tensor], threads: int = 1) -> None:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 4  # what fails is raised, and need not be printed as well
         try:
             self._session = onnxruntime.InferenceSession(
