@@ -19,8 +19,8 @@ from gristmill_worker.engines import deepsparse
 from gristmill_worker.engines.base import EngineOptions
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.importer import import_model
-from gristmill_worker.models.manifest import MODEL_FILE, Form, digest_files
-from gristmill_worker.models.sparse_int8 import write_sparse_int8
+from gristmill_worker.models.manifest import MODEL_FILE, digest_files
+from gristmill_worker.models.quantize.run import Request, quantize
 
 PYTHON = Path(f"{sys.prefix}-deepsparse", "bin", "python")
 SHAPES = "batch: {shapes: [[1, 32], [4, 32], [1, 256]], max_wait_ms: 50}"
@@ -42,18 +42,8 @@ def deepsparse_workers(workers: Workers) -> Workers:
 def quantized(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model with a form in static int8."""
     folder = tmp_path_factory.mktemp("quantized") / "model"
-    manifest = import_model(str(minilm), folder)
-    file = f"{FORM}.onnx"
-    report = write_sparse_int8(folder, manifest, TEXTS, folder / file)
-    form = Form(
-        file=file,
-        precision="int8",
-        sparsity=report.sparsity,
-        engines=("deepsparse",),
-        method="static int8",
-        files=digest_files(folder, [file]),
-    )
-    manifest.model_copy(update={"forms": {FORM: form}}).write(folder)
+    import_model(str(minilm), folder)
+    quantize(Request(folder, FORM))
     return folder
 
 

@@ -23,12 +23,12 @@ from gristmill_worker.engines.base import Array, Engine, Shape
 from gristmill_worker.engines.choice import Wanted, choose
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
+from gristmill_worker.models.documentation import documentation
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.settings import BatchSettings
 from gristmill_worker.tasks.base import Encoded, ItemError, Task, make_task
 from gristmill_worker.tune.advice import IDLE
 from gristmill_worker.tune.measure import bound
-from gristmill_worker.tune.run import documentation
 
 Say = Callable[[str], None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,30 +14,13 @@ from numpy.typing import NDArray
 
 from gristmill.errors import InputFileError
 from gristmill_worker.engines.base import Array
-from gristmill_worker.models.manifest import Manifest, ModelRefusedError
-from gristmill_worker.tasks.base import ItemError, make_task
+from gristmill_worker.models.manifest import ModelRefusedError
 
 Batch = Mapping[str, Array]  # the graph's inputs, each (rows, tokens), without padding
 Range = tuple[float, float]  # least and largest value
 ChannelRange = tuple[NDArray[np.float32], NDArray[np.float32]]  # the same for each channel: (channels,) each
 
 _WARNINGS_OFF = 3
-
-
-def encoded_texts(model_dir: Path, manifest: Manifest, texts: Sequence[str]) -> list[Batch]:
-    """Return each text as a batch of its own, exactly as long as the text: nothing is padding.
-
-    Raises :class:`InputFileError` for a text that cannot be encoded, and for a model that takes no text.
-    """
-    task = make_task(model_dir, manifest, truncate=True)
-    if manifest.task == "tensors":
-        raise InputFileError(f"{manifest.name} takes tensors, not texts: it cannot be calibrated with texts")
-    batches: list[Batch] = []
-    for text, item in zip(texts, task.encode([{"text": text} for text in texts]), strict=True):
-        if isinstance(item, ItemError):
-            raise InputFileError(f"the text {text[:60]!r} cannot be used: {item.message}")
-        batches.append(task.assemble([item], (1, item.length)))
-    return batches
 
 
 def activation_ranges(model_path: Path, names: Sequence[str], batches: Iterable[Batch]) -> dict[str, Range]:
@@ -73,12 +57,6 @@ def channel_ranges(
     return ranges
 
 
-def outputs_of(model_path: Path, name: str, batches: Iterable[Batch]) -> list[Array]:
-    """Return one value of the graph for each batch; see :func:`channel_ranges` for what is raised."""
-    session = _session(model_path, [name])
-    return [_run(session, [name], batch)[0] for batch in batches]
-
-
 def _session(model_path: Path, names: Sequence[str]) -> onnxruntime.InferenceSession:
     """Load the graph with ``names`` as its outputs."""
     try:
@@ -87,6 +65,7 @@ def _session(model_path: Path, names: Sequence[str]) -> onnxruntime.InferenceSes
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _WARNINGS_OFF
+        options.intra_op_num_threads = len(os.sched_getaffinity(0))  # its default ignores cpusets
         # Weights in other files stand beside the model, and not beside what is only in memory here.
         folder = str(model_path.absolute().parent)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)

@@ -23,6 +23,7 @@ from gristmill_worker.engines.base import Engine, EngineError, Shape
 from gristmill_worker.engines.choice import NULL, REFERENCE_ENGINE
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models.answers import Answer, Answers, cut, random_item
+from gristmill_worker.models.documentation import documentation
 from gristmill_worker.models.limits import LIMITS, Limits, kind_of
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
 from gristmill_worker.models.records import RunKey, load_record, save_record
@@ -30,7 +31,6 @@ from gristmill_worker.models.verdict import load_verdict, verdicts_elsewhere
 from gristmill_worker.tasks.base import Encoded
 from gristmill_worker.tasks.text import CHARS_PER_TOKEN
 from gristmill_worker.telemetry import logger
-from gristmill_worker.tune.run import documentation
 
 ROWS: Final = 4  # different ones in a batch; the other rows repeat them
 _SEED: Final = 5

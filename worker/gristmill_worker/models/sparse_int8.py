@@ -30,11 +30,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper, shape_inference
 
-from gristmill.errors import InputFileError
-from gristmill_worker.models.calibration import Batch, ChannelRange, channel_ranges, encoded_texts, outputs_of
+from gristmill_worker.models.calibration import Batch, ChannelRange, channel_ranges
 from gristmill_worker.models.graph_builder import IR_VERSION, GraphBuilder
-from gristmill_worker.models.inspect_onnx import sparsity as sparsity_of
-from gristmill_worker.models.manifest import Manifest, ModelRefusedError
+from gristmill_worker.models.manifest import ModelRefusedError
 from gristmill_worker.models.pruning import Pruning
 
 OPSETS = range(13, 18)  # ReduceMean still has its axes as an attribute
@@ -46,17 +44,6 @@ _STEPS = 255  # uint8 activations
 Scales = Literal["output", "matrix"]
 
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What was made, and how far it is from the fp32 graph on texts that calibration did not see."""
-
-    matmuls: int
-    sparsity: float  # share of zeros in the matrices
-    texts: int
-    cosine_mean: float  # of the output, averaged over a text's tokens, with that of the fp32 graph
-    cosine_min: float
 
 
 @dataclass(frozen=True)
@@ -75,48 +62,24 @@ class _Layer:
 
 
 def write_sparse_int8(
-    model_dir: Path,
-    manifest: Manifest,
-    texts: Sequence[str],
+    source: Path,
+    calibration: Sequence[Batch],
     path: Path,
     *,
     pruning: Pruning | None = None,
     scales: Scales = "output",
-) -> Report:
-    """Write the sparse int8 form of ``model_dir``'s fp32 graph to ``path``.
+) -> int:
+    """Write the sparse int8 form of the fp32 graph ``source`` to ``path``; return its quantized matrices.
 
-    Every second text calibrates, the others judge. Raises :class:`InputFileError` for fewer than two texts,
-    :class:`ModelRefusedError` for a graph that is not fp32, is too new, or has nothing to quantize.
+    Ranges of values are taken from ``calibration``. Raises :class:`InputFileError` where that is empty,
+    :class:`ModelRefusedError` for a graph that is too new or has nothing to quantize.
     """
-    if len(texts) < 2:
-        raise InputFileError("two texts at least are needed: some calibrate, the others judge")
-    if manifest.precision != "fp32":
-        raise ModelRefusedError(f"{manifest.name} is {manifest.precision}: quantize its fp32 form")
-    source = model_dir / manifest.file
-    batches = encoded_texts(model_dir, manifest, texts)
     model = onnx.load(source)
     layers = find_layers(model)
     names = sorted({layer.product.input[0] for layer in layers})
-    quantize(model, layers, channel_ranges(source, names, batches[::2]), pruning or Pruning(), scales)
+    quantize(model, layers, channel_ranges(source, names, calibration), pruning or Pruning(), scales)
     onnx.save_model(model, path)
-    cosines = compare(source, path, manifest.outputs[0].name, batches[1::2])
-    return Report(
-        matmuls=len(layers),
-        sparsity=sparsity_of(model),
-        texts=len(cosines),
-        cosine_mean=float(np.mean(cosines)),
-        cosine_min=float(np.min(cosines)),
-    )
-
-
-def compare(reference: Path, other: Path, output: str, batches: Sequence[Batch]) -> list[float]:
-    """Return for each text (a batch of one row) the cosine of two graphs' ``output``, its tokens averaged."""
-    pairs = zip(outputs_of(reference, output, batches), outputs_of(other, output, batches), strict=True)
-    cosines = []
-    for pair in pairs:
-        a, b = (value.reshape(-1, value.shape[-1]).mean(axis=0, dtype=np.float64) for value in pair)
-        cosines.append(float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-30)))
-    return cosines
+    return len(layers)
 
 
 def find_layers(model: ModelProto) -> list[_Layer]:

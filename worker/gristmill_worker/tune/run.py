@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from gristmill_worker.engines.base import Engine, Shape
 from gristmill_worker.engines.choice import ANY, Wanted, choose
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
+from gristmill_worker.models.documentation import documentation
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.models.records import check_writable
 from gristmill_worker.tasks.base import Encoded, make_task
@@ -55,7 +55,6 @@ _MANY: Final = 32
 _MAX_ROWS: Final = 20_000  # of a file of texts
 _COMPARING: Final = 0.2  # share of the time for threads against engines
 _COMPARING_VARIANTS: Final = 0.1
-_SHORTEST: Final = 5  # words of a paragraph
 _SEED: Final = 11
 
 
@@ -213,14 +212,6 @@ def text_lengths(options: TuneOptions, manifest: Manifest) -> tuple[list[int], i
     lengths = [found[at % len(found)] for at in range(SAMPLE)]
     rng.shuffle(lengths)
     return lengths, len(rows) - len(found)
-
-
-def documentation() -> Iterator[str]:
-    """Yield paragraphs of the language reference that every Python carries for ``help()``."""
-    from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte
-
-    blocks = (" ".join(block.split()) for text in topics.values() for block in re.split(r"\n\s*\n", text))
-    return (block for block in dict.fromkeys(blocks) if len(block.split()) >= _SHORTEST)
 
 
 def _column(path: Path, column: str) -> Iterator[str | None]:

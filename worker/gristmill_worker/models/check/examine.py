@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from math import log2
-from pathlib import Path
 from statistics import median
 from typing import Final
 
@@ -16,6 +15,7 @@ from gristmill.errors import GristmillError
 from gristmill_worker.batching.costs import usual_shapes
 from gristmill_worker.engines.base import Engine, Shape, engine_loader, example_inputs
 from gristmill_worker.engines.variant import Variant
+from gristmill_worker.memory import resident_mb
 from gristmill_worker.models.answers import Answer, Answers
 from gristmill_worker.models.batch_run import run_items
 from gristmill_worker.models.check.invariance import Invariance, is_deterministic, measure_invariance
@@ -70,10 +70,10 @@ def examine(job: Job) -> Findings:
 def _examine(job: Job, findings: Findings) -> None:
     answers = Answers(job.variant.model_dir, job.reference.manifest)
     engine_loader(job.variant.engine)  # the library is not counted as loading, nor as memory of the model
-    before, started = _resident_mb(), time.perf_counter()
+    before, started = resident_mb(), time.perf_counter()
     with closing(job.variant.load(job.shapes, job.threads)) as engine:
         findings.load_s = time.perf_counter() - started
-        findings.memory_mb = _resident_mb() - before
+        findings.memory_mb = resident_mb() - before
         found = run_items(engine, answers.task, job.items, answers.read)
         findings.agreement = answers.differences(found, job.expected)
         if answers.manifest.labels:
@@ -118,9 +118,3 @@ def _speed(engine: Engine, reference: Engine, job: Job, shape: Shape) -> float:
             each.run(example)
             seconds.append(clock() - started)
     return median(times[0]) / median(times[1])
-
-
-def _resident_mb() -> float:
-    """Return the memory that this process has in use."""
-    status = Path("/proc/self/status").read_text("ascii", "replace")
-    return int(status.partition("VmRSS:")[2].split(maxsplit=1)[0]) / 1024

@@ -14,8 +14,8 @@ from gristmill.bulk.readers import file_format, open_reader
 from gristmill.errors import InputFileError, InvalidRequestError
 from gristmill_worker.batching.shapes import SEQUENCES
 from gristmill_worker.models.answers import Answers, random_item
+from gristmill_worker.models.documentation import documentation
 from gristmill_worker.tasks.base import Encoded, ItemError
-from gristmill_worker.tune.run import documentation
 
 TEXTS: Final = 256
 _TENSORS: Final = 48  # random ones tell less, and raw models may be of any size

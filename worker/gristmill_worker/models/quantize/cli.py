@@ -64,6 +64,13 @@ _MISSING = "worker,quantize"
     help="Weights of 7 bits, for CPUs without VNNI.  [default: by this CPU]",
 )
 @click.option("--attention", is_flag=True, help="int8-openvino: the attention too, which may answer wrongly.")
+@click.option(
+    "--sparsity",
+    default=0.0,
+    show_default=True,
+    type=_SHARE,
+    help="int8-deepsparse: share of weights to prune, to see the speed; answers suffer.",
+)
 @click.option("--threads", type=click.IntRange(min=1), help="Threads to use.  [default: all usable CPUs]")
 @click.option("--force", is_flag=True, help="Replace the form if there is one of that name.")
 def quantize_command(
@@ -72,6 +79,7 @@ def quantize_command(
     max_float: float,
     reduce_range: bool | None,
     attention: bool,
+    sparsity: float,
     **what: Any,
 ) -> None:
     """Add an int8 form to the model directory MODEL.
@@ -79,6 +87,7 @@ def quantize_command(
     \b
     int8-rows         one range a token, found while running: the nearest to fp32, in openvino and onnxruntime
     int8-openvino     static ranges by NNCF: often the fastest, in openvino
+    int8-deepsparse   static ranges, smoothed: in deepsparse, and in onnxruntime
     int8-ort          static ranges, the worst layers in float, in onnxruntime
     int8-ort-dynamic  one range a batch, in onnxruntime: a text's answer depends on its neighbours
 
@@ -101,6 +110,7 @@ def quantize_command(
             max_float_share=max_float,
             reduce_range=default_reduce_range() if reduce_range is None else reduce_range,
             attention=attention,
+            sparsity=sparsity,
         )
         with Console(stderr=True).status("starting") as status:
             report = quantize(Request(options=options, **what), status.update)

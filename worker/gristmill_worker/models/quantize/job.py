@@ -33,6 +33,7 @@ class Options:
     max_float_share: float = MAX_FLOAT_SHARE  # of the layers, to keep in float at most
     reduce_range: bool = field(default_factory=default_reduce_range)  # weights of 7 bits
     attention: bool = False  # the multiplications inside the attention too
+    sparsity: float = 0.0  # share of weights to make zero
 
 
 @dataclass(frozen=True, slots=True)

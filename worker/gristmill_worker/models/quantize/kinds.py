@@ -13,6 +13,7 @@ from gristmill_worker.models.quantize.job import Make
 KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "int8-rows": ("gristmill_worker.models.quantize.ort_dynamic", "make_rows"),
     "int8-openvino": ("gristmill_worker.models.quantize.openvino_nncf", "make"),
+    "int8-deepsparse": ("gristmill_worker.models.quantize.deepsparse", "make"),
     "int8-ort": ("gristmill_worker.models.quantize.ort_static", "make"),
     "int8-ort-dynamic": ("gristmill_worker.models.quantize.ort_dynamic", "make_batch"),
 }

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+import nncf
+import openvino as ov
+from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
+
 from gristmill_worker.models.manifest import ModelRefusedError
 from gristmill_worker.models.quantize.job import Job, Made
-from gristmill_worker.models.quantize.quiet import no_telemetry, quiet
-
-with no_telemetry():
-    import nncf
-    import openvino as ov
-    from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
+from gristmill_worker.models.quantize.quiet import quiet
 
 FILE: Final = "model.xml"  # the weights are beside it, in a file of the same stem
 WEIGHTS_FILE: Final = "model.bin"

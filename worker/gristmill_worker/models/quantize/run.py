@@ -17,14 +17,13 @@ from gristmill_worker.engines.base import Floats
 from gristmill_worker.engines.choice import REFERENCE_ENGINE, obstacle_to
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
+from gristmill_worker.models.documentation import documentation
 from gristmill_worker.models.manifest import Form, Manifest, ModelRefusedError
 from gristmill_worker.models.quantize.compare import Comparison, Reference
 from gristmill_worker.models.quantize.job import Job, Options, Say
 from gristmill_worker.models.quantize.kinds import find_kind
-from gristmill_worker.models.quantize.quiet import no_telemetry
 from gristmill_worker.models.quantize.store import add_form, check_free, describe, working_folder
 from gristmill_worker.tasks.base import Encoded, Task, make_task
-from gristmill_worker.tune.run import documentation
 
 PRECISION: Final = "int8"
 FEWEST_TEXTS: Final = 16
@@ -77,7 +76,7 @@ def quantize(request: Request, say: Say = lambda _: None) -> Report:
     check_free(whole, name, force=request.force)
     reference = whole.select(whole.precision)
     threads = request.threads or len(os.sched_getaffinity(0))
-    with no_telemetry(), working_folder(request.model) as folder:
+    with working_folder(request.model) as folder:
         task = make_task(request.model, reference, truncate=True)
         calibration, trial, held_out = _samples(request, task)
         job = Job(request.model, reference, task, calibration, trial, request.options, threads, folder, say)
