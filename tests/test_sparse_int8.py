@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,10 +15,11 @@ from gristmill_worker.models.calibration import Batch, activation_ranges, channe
 from gristmill_worker.models.inspect_onnx import sparsity
 from gristmill_worker.models.manifest import MODEL_FILE, ModelRefusedError
 from gristmill_worker.models.pruning import Pruning
-from gristmill_worker.models.sparse_int8 import Scales, write_sparse_int8
+from gristmill_worker.models.sparse_int8 import Scales, WeightOptions, write_sparse_int8
 from gristmill_worker.tasks.base import Encoded, make_task
 
 TEXTS = [" ".join(text.split())[:500] for _, text in sorted(topics.items())[:40]]
+WEIGHTS = WeightOptions()
 WORDS = ["the miller grinds the corn", "water turns the wheel", "bread", "a horse and a cart on the road"]
 
 
@@ -40,8 +40,8 @@ def cosines(model: Path, other: Path, batches: list[Batch]) -> list[float]:
     return found
 
 
-def write(model: Path, texts: list[str], path: Path, **how: Any) -> int:
-    return write_sparse_int8(model / MODEL_FILE, encoded(model, texts), path, **how)
+def write(model: Path, texts: list[str], path: Path, how: WeightOptions = WEIGHTS) -> int:
+    return write_sparse_int8(model / MODEL_FILE, encoded(model, texts), path, how)
 
 
 def run(path: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
@@ -53,7 +53,7 @@ def run(path: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
 def test_int8_stays_near_to_fp32(
     minilm: Path, tmp_path: Path, scales: Scales, mean: float, least: float
 ) -> None:
-    assert write(minilm, TEXTS[::2], tmp_path / "int8.onnx", scales=scales) == 36
+    assert write(minilm, TEXTS[::2], tmp_path / "int8.onnx", WeightOptions(scales=scales)) == 36
     found = cosines(minilm, tmp_path / "int8.onnx", encoded(minilm, TEXTS[1::2]))
     assert np.mean(found) > mean
     assert min(found) > least
@@ -84,7 +84,7 @@ def test_a_text_is_answered_the_same_beside_others_and_with_padding(minilm: Path
 
 @pytest.mark.parametrize("block", [1, 4])
 def test_pruning_removes_the_smallest_blocks(tiny_encoder: Path, tmp_path: Path, block: int) -> None:
-    write(tiny_encoder, WORDS, tmp_path / "x.onnx", pruning=Pruning(0.75, block))
+    write(tiny_encoder, WORDS, tmp_path / "x.onnx", WeightOptions(Pruning(0.75, block)))
     assert sparsity(onnx.load(tmp_path / "x.onnx")) == pytest.approx(0.75, abs=0.02)
     weight = np.random.default_rng(3).normal(size=(8, 6)).astype(np.float32)
     pruned = Pruning(0.5, block).apply(weight)
@@ -97,7 +97,7 @@ def test_pruning_removes_the_smallest_blocks(tiny_encoder: Path, tmp_path: Path,
 
 def test_outputs_that_lost_every_weight_keep_their_bias(tiny_encoder: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.onnx"
-    write(tiny_encoder, WORDS, path, pruning=Pruning(1.0))
+    write(tiny_encoder, WORDS, path, WeightOptions(Pruning(1.0)))
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
     before = onnx.load(tiny_encoder / MODEL_FILE).graph.initializer
     biases = {tensor.name: numpy_helper.to_array(tensor) for tensor in before}
@@ -130,7 +130,7 @@ def test_what_cannot_be_quantized_is_refused(tiny_encoder: Path, tmp_path: Path)
     with pytest.raises(InputFileError, match="no text to calibrate with"):
         write(tiny_encoder, [], out)
     with pytest.raises(ModelRefusedError, match="blocks of 5"):
-        write(tiny_encoder, WORDS, out, pruning=Pruning(0.5, 5))
+        write(tiny_encoder, WORDS, out, WeightOptions(Pruning(0.5, 5)))
     with pytest.raises(ModelRefusedError, match="cannot be calibrated"):
         activation_ranges(tiny_encoder / MODEL_FILE, ["no such value"], [])
     with pytest.raises(InputFileError, match="no text"):
@@ -139,5 +139,5 @@ def test_what_cannot_be_quantized_is_refused(tiny_encoder: Path, tmp_path: Path)
     model.opset_import[0].version = 18
     onnx.save(model, tmp_path / MODEL_FILE)
     with pytest.raises(ModelRefusedError, match="opset 18: export it with 13 to 17"):
-        write_sparse_int8(tmp_path / MODEL_FILE, encoded(tiny_encoder, WORDS), out)
+        write_sparse_int8(tmp_path / MODEL_FILE, encoded(tiny_encoder, WORDS), out, WEIGHTS)
     assert not out.exists()

@@ -21,7 +21,7 @@ shares that pay. It shows what a model that was trained to be sparse would gain 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -38,12 +38,20 @@ from gristmill_worker.models.pruning import Pruning
 OPSETS = range(13, 18)  # ReduceMean still has its axes as an attribute
 SMOOTHING = 0.8  # share of a channel's size that the weights take over; measured on MiniLM
 
-_LEVELS = 127  # int8 weights, symmetric
 _STEPS = 255  # uint8 activations
 
 Scales = Literal["output", "matrix"]
 
 Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class WeightOptions:
+    """What becomes of weights. ``levels`` 63 are for CPUs whose sums of products of bytes saturate."""
+
+    pruning: Pruning = field(default_factory=Pruning)
+    scales: Scales = "output"  # or one for the whole matrix
+    levels: int = 127  # to either side of zero
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,7 @@ def write_sparse_int8(
     source: Path,
     calibration: Sequence[Batch],
     path: Path,
-    *,
-    pruning: Pruning | None = None,
-    scales: Scales = "output",
+    how: WeightOptions,
 ) -> int:
     """Write the sparse int8 form of the fp32 graph ``source`` to ``path``; return its quantized matrices.
 
@@ -77,7 +83,7 @@ def write_sparse_int8(
     model = onnx.load(source)
     layers = find_layers(model)
     names = sorted({layer.product.input[0] for layer in layers})
-    quantize(model, layers, channel_ranges(source, names, calibration), pruning or Pruning(), scales)
+    quantize(model, layers, channel_ranges(source, names, calibration), how)
     onnx.save_model(model, path)
     return len(layers)
 
@@ -131,8 +137,7 @@ def quantize(
     model: ModelProto,
     layers: Sequence[_Layer],
     ranges: Mapping[str, ChannelRange],
-    pruning: Pruning,
-    scales: Scales = "output",
+    how: WeightOptions,
 ) -> None:
     """Rewrite ``layers`` of ``model`` in place; ``ranges`` has their inputs, by channel.
 
@@ -144,7 +149,7 @@ def quantize(
     by_product = {layer.product.output[0]: layer for layer in layers}
     gone = {layer.bias.output[0] for layer in layers if layer.bias is not None}
     opset = next(entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"})
-    graph = _Int8Graph(opset, pruning, scales)
+    graph = _Int8Graph(opset, how)
     for node in model.graph.node:
         if node.output[0] in by_product:
             layer = by_product[node.output[0]]
@@ -178,10 +183,9 @@ class _Quantized:
 class _Int8Graph(GraphBuilder):
     """Collects the new nodes."""
 
-    def __init__(self, opset: int, pruning: Pruning, scales: Scales) -> None:
+    def __init__(self, opset: int, how: WeightOptions) -> None:
         super().__init__(opset, constants="int8/constant")
-        self._pruning = pruning
-        self._scales = scales
+        self._how = how
         self._quantized: dict[str, _Quantized] = {}
 
     def quantized(self, source: str, found: ChannelRange, layers: Sequence[_Layer]) -> _Quantized:
@@ -190,7 +194,7 @@ class _Int8Graph(GraphBuilder):
             return self._quantized[source]
         prefix, smooth = f"int8/{source}", source
         factors = np.ones_like(found[0])
-        if self._scales == "output":
+        if self._how.scales == "output":
             rows = np.max([np.abs(layer.weight).max(axis=1) for layer in layers], axis=0)  # (in,)
             largest = np.maximum(np.abs(found[0]), np.abs(found[1]))
             used = (rows > 0) & (largest > 0)
@@ -207,12 +211,15 @@ class _Int8Graph(GraphBuilder):
 
     def add_layer(self, layer: _Layer, x: _Quantized) -> None:
         """(batch, sequence, in) as uint8 -> (batch, sequence, out) as float32, under the layer's own name."""
-        weight = self._pruning.apply(layer.weight) * x.factors[:, None]
-        largest = np.abs(weight).max(axis=0 if self._scales == "output" else None)  # (out,), or one number
+        weight = self._how.pruning.apply(layer.weight) * x.factors[:, None]
+        largest = np.abs(weight).max(
+            axis=0 if self._how.scales == "output" else None
+        )  # (out,), or one number
         # An output whose weights are all zero has only its bias: any scale does that keeps it in range.
-        scale = np.asarray(np.where(largest > 0, largest, 1.0) / _LEVELS, np.float32)
+        scale = np.asarray(np.where(largest > 0, largest, 1.0) / self._how.levels, np.float32)
         rescale = x.scale * scale
-        integers = np.clip(np.rint(weight / scale), -_LEVELS, _LEVELS).astype(np.int8)
+        levels = self._how.levels
+        integers = np.clip(np.rint(weight / scale), -levels, levels).astype(np.int8)
         prefix = f"int8/{layer.output}"
         zero = self.constant(0, np.int8)
         inputs = [x.name, self.weight(integers, f"{prefix}/weight"), x.zero_point, zero]

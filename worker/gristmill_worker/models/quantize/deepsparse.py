@@ -8,7 +8,8 @@ from gristmill_worker.models import inspect_onnx
 from gristmill_worker.models.manifest import MODEL_FILE
 from gristmill_worker.models.pruning import Pruning
 from gristmill_worker.models.quantize.job import Job, Made
-from gristmill_worker.models.sparse_int8 import write_sparse_int8
+from gristmill_worker.models.quantize.ort_graph import weights_note
+from gristmill_worker.models.sparse_int8 import WeightOptions, write_sparse_int8
 
 _NOTE: Final = (
     "Pruning without training after it: what a model that was trained to be sparse would gain in speed, and "
@@ -19,19 +20,21 @@ _NOTE: Final = (
 def make(job: Job) -> Made:
     """Quantize with one static range for each activation; see :mod:`gristmill_worker.models.sparse_int8`."""
     job.say("calibrating")
-    share = job.options.sparsity
+    share, reduce_range = job.options.sparsity, job.options.reduce_range
     matrices = write_sparse_int8(
         job.model_dir / job.manifest.file,
         [job.task.assemble([item], (1, item.length)) for item in job.calibration],
         job.folder / MODEL_FILE,
-        pruning=Pruning(share),
+        WeightOptions(Pruning(share), levels=63 if reduce_range else 127),
     )
+    how = f"{matrices} matrices, {weights_note(reduce_range)}"
+    if share:
+        how += f", {share:.0%} of them pruned in blocks of 4"
     return Made(
         file=MODEL_FILE,
         files=(MODEL_FILE,),
         engines=("deepsparse", "onnxruntime"),
-        method=f"static int8, ranges of {len(job.calibration)} texts, {matrices} matrices"
-        + (f", {share:.0%} of their weights pruned in blocks of 4" if share else ""),
+        method=f"static int8, ranges of {len(job.calibration)} texts, {how}",
         sparsity=inspect_onnx.sparsity(inspect_onnx.read_graph(job.folder / MODEL_FILE)),
         notes=(_NOTE,) if share else (),
     )
