@@ -43,7 +43,7 @@ from gristmill_worker.models.show import forms_of
 from gristmill_worker.models.verdict import Verdict, save_verdict
 
 KINDS = tuple(kinds.KINDS)
-ORT_KINDS = tuple(kind for kind in KINDS if kind != "int8-openvino")
+ORT_KINDS = tuple(kind for kind in KINDS if kind not in {"int8-openvino", "int8-deepsparse"})
 FULL = Options(reduce_range=False)
 
 
@@ -143,7 +143,8 @@ def test_minilm_in_int8_stays_near_to_fp32(minilm: Path, tmp_path: Path) -> None
     }
     for kind, (least, mean) in limits.items():
         report = quantize(Request(model, kind, calibration_texts=128, options=FULL))
-        assert report.form_bytes < 0.3 * report.reference_bytes
+        # Only the form for DeepSparse keeps its tables in float.
+        assert report.form_bytes < (0.7 if kind == "int8-deepsparse" else 0.3) * report.reference_bytes
         for found in report.comparisons:
             assert found.min_cosine > least, found
             assert found.mean_cosine > mean, found

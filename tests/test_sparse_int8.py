@@ -95,6 +95,16 @@ def test_pruning_removes_the_smallest_blocks(tiny_encoder: Path, tmp_path: Path,
     assert (pruned[pruned != 0] == weight[pruned != 0]).all()
 
 
+@pytest.mark.parametrize("levels", [63, 127])
+def test_weights_use_the_levels_that_were_asked_for(tiny_encoder: Path, tmp_path: Path, levels: int) -> None:
+    path = tmp_path / "x.onnx"
+    write(tiny_encoder, WORDS, path, WeightOptions(levels=levels))
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    weights = [array for array in arrays.values() if array.dtype == np.int8 and array.ndim == 2]
+    assert len(weights) == 12
+    assert {int(np.abs(array.astype(int)).max()) for array in weights} == {levels}
+
+
 def test_outputs_that_lost_every_weight_keep_their_bias(tiny_encoder: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.onnx"
     write(tiny_encoder, WORDS, path, WeightOptions(Pruning(1.0)))
