@@ -266,7 +266,7 @@ def test_the_same_form_is_replaced_with_force_alone(encoder: Path) -> None:
     for same in ("fp32", "int8-ort-dynamic"):
         assert after.select(same).digest == before.select(same).digest
     assert after.select("int8-rows").digest != before.select("int8-rows").digest
-    names = {path.name for path in encoder.iterdir()}
+    names = {path.name for path in encoder.iterdir() if not path.name.startswith("selftest-")}
     assert names == {*after.all_files, manifest.FILE_NAME}
 
 
