@@ -1,6 +1,6 @@
 """Writes a checkpoint of BERT-base's shape with random weights, and texts: for measurements of speed.
 
-    python tests/bert_base.py FOLDER TEXTS.csv
+python tests/bert_base.py FOLDER TEXTS.csv
 """
 
 import random

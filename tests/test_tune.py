@@ -25,6 +25,7 @@ from gristmill_worker.settings import Settings
 from gristmill_worker.tune import report as tune_report
 from gristmill_worker.tune.advice import Advisor
 from gristmill_worker.tune.cli import tune
+from gristmill_worker.tune.compare import Compilations
 from gristmill_worker.tune.measure import (
     Run,
     ThreadRow,
@@ -118,7 +119,21 @@ class TestCommand:
         # With one of them there is nothing to compare.
         done = tuned(model, "--seconds", 1, "--cores", CORES[0], "--json", figures, "--engine", "onnxruntime")
         assert json.loads(figures.read_bytes())["compared"] == []
-        assert snippets(done.output)[0]["engine"] == "onnxruntime"
+        assert json.loads(figures.read_bytes())["compilations"] is None
+        (fast,) = snippets(done.output)
+        assert fast["engine"] == "onnxruntime"
+        assert "engine_memory_mb" not in fast
+
+    def test_it_compares_compilations_of_single_shapes_with_one_for_all(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        figures = tmp_path / "costs.json"
+        flags = ("--engine", "openvino", "--precision", "fp32")
+        done = tuned(model, "--seconds", 1, "--cores", CORES[0], "--json", figures, *flags)
+        compilations = json.loads(figures.read_bytes())["compilations"]
+        assert len(compilations["gains"]) == 3
+        assert compilations["mb_per_shape"] >= 0
+        assert snippets(done.output)[0]["engine_memory_mb"] % 64 == 0
 
     def test_it_compares_threads_where_there_are_cores(self, model: Path, tmp_path: Path) -> None:
         figures = tmp_path / "costs.json"
@@ -369,3 +384,12 @@ class TestAdvice:
         advice = self.advisor().for_latency(0.1, 1, 4, [self.row(400, 300)])
         assert advice.note.startswith("NOT REACHED")
         assert advice.max_items == 1
+
+
+@pytest.mark.parametrize(
+    ("gain", "memory_mb"),
+    [(0.01, 0), (0.2, 64 * 14)],  # 17 times 50 MiB, rounded up
+)
+def test_compilations_get_memory_where_they_gain(gain: float, memory_mb: int) -> None:
+    compilations = Compilations({(1, 32): gain, (8, 32): gain, (4, 128): 9.0}, 50.0)
+    assert compilations.memory_mb(16) == memory_mb

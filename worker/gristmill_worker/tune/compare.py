@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -15,10 +16,14 @@ from gristmill_worker.cpus import cpu_features
 from gristmill_worker.engines.base import Shape, example_inputs
 from gristmill_worker.engines.choice import Wanted, doubt_about, obstacle_to, variants
 from gristmill_worker.engines.variant import Variant
+from gristmill_worker.memory import resident_mb
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
 from gristmill_worker.tune.measure import Say
 
+WORTH: Final = 0.03  # gain from which a compilation of its own is worth the memory
 ROUNDS: Final = 5  # at least, whatever they take
+SHARED_COMPILATION: Final = "openvino"  # the engine that can run many shapes by one compilation
+_ENOUGH_MB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,54 @@ def compare_variants(
         if str(variant) in times
     ]
     return sorted(rows, key=lambda row: sum(_per_text(row).values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Compilations:
+    """What single shapes gain by compilations of their own, and what that takes."""
+
+    gains: dict[Shape, float]  # time in the compilation that all share / time in the shape's own, minus 1
+    mb_per_shape: float
+
+    @property
+    def gain(self) -> float:
+        """The median over the shapes."""
+        return median(self.gains.values())
+
+    def memory_mb(self, shapes: int) -> int:
+        """Return ``engine_memory_mb`` for so many shapes: 0 where they gain next to nothing."""
+        return 0 if self.gain < WORTH else ceil(self.mb_per_shape * (shapes + 1) / 64) * 64
+
+
+def compare_compilations(
+    variant: Variant, shapes: Sequence[Shape], *, threads: int, seconds: float, say: Say
+) -> Compilations | None:
+    """Time ``shapes`` in compilations of their own and in one for all, going from shape to shape in turns.
+
+    None for an engine that knows no such difference.
+    """
+    if variant.engine != SHARED_COMPILATION:
+        return None
+    say(f"comparing compilations of {len(shapes)} shapes with one for all")
+    with ExitStack() as stack:
+        before = resident_mb()
+        shared = stack.enter_context(closing(variant.load(shapes, threads, memory_mb=0)))
+        between = resident_mb()
+        own = stack.enter_context(closing(variant.load(shapes, threads, memory_mb=_ENOUGH_MB)))
+        grown = resident_mb() - between - (between - before)
+        times: dict[Shape, tuple[list[float], list[float]]] = {shape: ([], []) for shape in shapes}
+        examples = {shape: example_inputs(variant.manifest.inputs, shape) for shape in shapes}
+        ends, turn = time.monotonic() + seconds, 0
+        while turn < ROUNDS or time.monotonic() < ends:
+            for engine, at in ((shared, 0), (own, 1)):
+                for shape, example in examples.items():
+                    started = time.perf_counter()
+                    engine.run(example)
+                    times[shape][at].append(time.perf_counter() - started)
+            turn += 1
+    gains = {shape: median(both) / median(single) - 1.0 for shape, (both, single) in times.items()}
+    # Both hold the model and one compilation.
+    return Compilations(gains, max(grown, 0.0) / max(len(shapes) - 1, 1))
 
 
 def _per_text(row: VariantRow) -> dict[Shape, float]:

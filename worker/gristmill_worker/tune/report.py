@@ -49,6 +49,11 @@ def yaml_snippet(report: Report, recommendation: Recommendation) -> str:
         f"form: {report.variant.form}",
         f"precision: {report.variant.floats}",
         f"threads: {recommendation.threads}",
+        *(
+            [f"engine_memory_mb: {report.compilations.memory_mb(len(recommendation.shapes))}"]
+            if report.compilations is not None
+            else []
+        ),
         "batch:",
         f"  max_items: {recommendation.max_items}",
     ]
@@ -93,6 +98,11 @@ def write_json(report: Report, path: Path) -> None:
             }
             for row in report.compared
         ],
+        "compilations": report.compilations
+        and {
+            "gains": [[shape, gain] for shape, gain in report.compilations.gains.items()],
+            "mb_per_shape": report.compilations.mb_per_shape,
+        },
         "threads": report.threads,
         "recommendations": report.recommendations,
         "table": str(report.table),
@@ -169,6 +179,12 @@ def _summary(report: Report) -> Table:
     changes = {"batches of 1": report.switching_alone, "larger batches": report.switching}
     said = [f"{name} {share:+.1%}" for name, share in changes.items() if share is not None]
     table.add_row("change of shape", f"{', '.join(said)} against the same shape again")
+    if report.compilations is not None:
+        found = report.compilations
+        table.add_row(
+            "compilations",
+            f"one for all shapes takes {found.gain:+.1%} time; each of its own {found.mb_per_shape:.0f} MiB",
+        )
     table.add_row("costs", str(report.table))
     return table
 

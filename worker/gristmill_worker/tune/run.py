@@ -24,7 +24,7 @@ from gristmill_worker.batching.cost_table import (
     load_costs,
     save_costs,
 )
-from gristmill_worker.batching.costs import Costs, fit, fit_error
+from gristmill_worker.batching.costs import Costs, fit, fit_error, usual_shapes
 from gristmill_worker.batching.shapes import candidate_shapes, default_shapes
 from gristmill_worker.engines.base import Engine, Shape
 from gristmill_worker.engines.choice import ANY, Wanted, choose
@@ -35,7 +35,13 @@ from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.models.records import check_writable
 from gristmill_worker.tasks.base import Encoded, make_task
 from gristmill_worker.tune.advice import WINDOWS, Advisor, Recommendation
-from gristmill_worker.tune.compare import VariantRow, compare_variants, speed
+from gristmill_worker.tune.compare import (
+    Compilations,
+    VariantRow,
+    compare_compilations,
+    compare_variants,
+    speed,
+)
 from gristmill_worker.tune.measure import (
     CHEAP_SWITCHING,
     COMPARED_CORES,
@@ -55,6 +61,7 @@ _MANY: Final = 32
 _MAX_ROWS: Final = 20_000  # of a file of texts
 _COMPARING: Final = 0.2  # share of the time for threads against engines
 _COMPARING_VARIANTS: Final = 0.1
+_COMPARING_COMPILATIONS: Final = 0.05
 _SEED: Final = 11
 
 
@@ -94,6 +101,7 @@ class Report:
     by_count: Mapping[int, float]  # efficiency of the best set of so many shapes
     by_window: Mapping[int, float]  # texts/s of one worker by texts in a window, with the chosen shapes
     compared: tuple[VariantRow, ...]  # the fastest goes first; () for a single variant
+    compilations: Compilations | None  # None: the engine has one kind
     threads: tuple[ThreadRow, ...]
     recommendations: tuple[Recommendation, ...]
     table: Path
@@ -127,6 +135,14 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         )
     choice = choose(options.model, whole, options.wanted, measured=partial(speed, compared))
     variant, manifest = choice.variant, choice.variant.manifest
+    with bound(cores[: options.threads]):
+        compilations = compare_compilations(
+            variant,
+            usual_shapes(manifest.max_length),
+            threads=options.threads,
+            seconds=options.seconds * _COMPARING_COMPILATIONS,
+            say=say,
+        )
     several = len(cores) > 1
     candidates = candidate_shapes(manifest.max_length)
     with bound(cores[: options.threads]):
@@ -135,7 +151,13 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
             manifest.inputs,
             candidates,
             threads=options.threads,
-            seconds=options.seconds * (1 - _COMPARING * several - _COMPARING_VARIANTS * bool(compared)),
+            seconds=options.seconds
+            * (
+                1
+                - _COMPARING * several
+                - _COMPARING_VARIANTS * bool(compared)
+                - _COMPARING_COMPILATIONS * bool(compilations)
+            ),
             say=say,
         )
     rows = (
@@ -179,6 +201,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         by_count={count: advisor.efficiency(chosen) for count, chosen in sets.items()},
         by_window={window: advisor.texts_per_s(shapes, window) for window in WINDOWS},
         compared=tuple(compared),
+        compilations=compilations,
         threads=tuple(rows),
         recommendations=tuple(advice),
         table=path,
