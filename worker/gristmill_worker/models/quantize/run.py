@@ -113,7 +113,8 @@ def _samples(request: Request, task: Task) -> tuple[Sequence[Encoded], Sequence[
             f"at least {FEWEST_TEXTS} are needed, some hundred are better"
         )
     held, trial = min(_HELD_OUT, len(items) // 3), min(_TRIAL, len(items) // 6)
-    return items[held + trial :], items[held : held + trial], items[:held]
+    calibration = items[held + trial :][: request.calibration_texts]
+    return calibration, items[held : held + trial], items[:held]
 
 
 def _texts(request: Request) -> Iterator[str]:
