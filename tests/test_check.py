@@ -204,7 +204,8 @@ class TestCheck:
         assert report.passed, [entry.verdict.problems for entry in report.judged]
         precisions = {entry.variant.precision for entry in report.judged}
         assert precisions == ({"fp32", "bf16"} if cpu_features() & NATIVE_BF16 else {"fp32"})
-        verdict = choose(model, manifests.load(model), Wanted(engine="openvino")).verdict
+        variant = choose(model, manifests.load(model), Wanted(engine="openvino")).variant
+        verdict = load_verdict(model, variant.run_key())
         assert verdict is not None
         assert verdict.passed
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 
 from conftest import Workers
 from gristmill.client import Client
 from gristmill.errors import ExitCode, InputFileError
-from gristmill_worker.engines.choice import ANY, Choice, Wanted, choose
+from gristmill_worker.engines.choice import ANY, Choice, Wanted, assumed_speed, choose
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Form, Manifest, ModelRefusedError, digest_files
 from gristmill_worker.models.verdict import Verdict, save_verdict
+from gristmill_worker.tune.run import TuneOptions, tune
 
 AVX2 = frozenset({"avx2"})
 AVX512 = AVX2 | {"avx512f"}
@@ -80,7 +83,6 @@ def test_a_quantized_form_is_taken_when_it_has_passed_its_check(model: Path) -> 
     assert chosen(model, features=VNNI) == ("openvino", "int8-openvino", "int8")
     # Where integers are slower than floats, they are not the choice either.
     assert chosen(model, features=AVX2) == ("openvino", "fp32", "fp32")
-    assert choose(model, manifest, ANY, features=VNNI).verdict is not None
 
 
 def test_what_failed_its_check_is_never_chosen_but_can_be_asked_for(model: Path) -> None:
@@ -93,9 +95,11 @@ def test_what_failed_its_check_is_never_chosen_but_can_be_asked_for(model: Path)
     with pytest.raises(InputFileError, match="form int8-openvino, precision fp32: it failed"):
         choose(model, manifest, Wanted(form="int8-openvino", precision="fp32"), features=VNNI)
     asked = choose(model, manifest, Wanted("openvino", "int8-openvino"), features=VNNI)
-    assert asked.variant == variant
-    assert asked.verdict is not None
-    assert not asked.verdict.passed
+    assert asked.ranked == (variant,)
+    # Another precision of the same form and engine that has passed goes first, and alone.
+    passed = Variant(model, "openvino", "int8-openvino", manifest.select("int8-openvino"), "bf16")
+    judge(model, passed, passed=True)
+    assert choose(model, manifest, Wanted("openvino", "int8-openvino"), features=AMX).ranked == (passed,)
 
 
 def test_the_reference_is_not_chosen_on_an_engine_where_it_failed(model: Path) -> None:
@@ -173,7 +177,12 @@ def test_a_form_that_is_not_there_is_named_with_those_that_are(model: Path) -> N
 def test_a_form_cannot_have_the_reference_s_name_or_files_elsewhere(model: Path) -> None:
     manifest = add_form(model, "int8-openvino")
     form = manifest.forms["int8-openvino"]
+    other = {**form.files, manifest.file: "0" * 64}
     for forms, said in (
+        (
+            {"int8": form.model_copy(update={"files": other})},
+            "file 'model.onnx'",
+        ),
         ({"fp32": form}, "the name of the reference"),
         ({"int8": form.model_copy(update={"files": {"../x": "", **form.files}})}, "outside the directory"),
         ({"int8": form.model_copy(update={"files": {}})}, "no digest"),
@@ -203,6 +212,58 @@ def test_a_worker_says_what_it_chose_and_serves_with_it(
     assert len(client.score(queue, "bread")) == 32
     (beat,) = client.workers(queue)
     assert (beat["engine"], beat["precision"]) == (ready["engine"], ready["precision"])
+
+
+def only_for_onnxruntime(model: Path) -> Path:
+    """Let the model's graph end with an operator that OpenVINO does not know."""
+    manifest = manifests.load(model)
+    graph = onnx.load(model / manifest.file)
+    graph.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    name = graph.graph.output[0].name
+    for node in graph.graph.node:
+        node.output[:] = ["before" if output == name else output for output in node.output]
+    graph.graph.node.append(onnx.helper.make_node("Binarizer", ["before"], [name], domain="ai.onnx.ml"))
+    onnx.save(graph, model / manifest.file)
+    manifest.model_copy(update={"files": digest_files(model, manifest.files)}).write(model)
+    return model
+
+
+def test_what_an_engine_cannot_load_gives_way_to_the_next(
+    client: Client, workers: Workers, queue: str, model: Path
+) -> None:
+    only_for_onnxruntime(model)
+    workers.start(model)
+    events = [json.loads(line) for line in workers.log().read_text().splitlines()]
+    passed_over = [event["variant"] for event in events if event["event"] == "engine_passed_over"]
+    assert passed_over
+    assert all(variant.startswith("openvino") for variant in passed_over)
+    assert len(client.score(queue, "bread")) == 32
+    (beat,) = client.workers(queue)
+    assert beat["engine"] == "onnxruntime"
+    # What was asked for is not replaced.
+    process = workers.start(model, "--engine", "openvino", ready=False)
+    assert process.wait(timeout=60) == ExitCode.BAD_INPUT
+    assert "cannot run" in workers.log(1).read_text()
+
+
+def test_tune_leaves_out_what_does_not_load(model: Path) -> None:
+    only_for_onnxruntime(model)
+    report = tune(TuneOptions(model, cores=(min(os.sched_getaffinity(0)),), seconds=1))
+    assert report.variant.engine == "onnxruntime"
+    assert report.refused
+    assert all(name.startswith("openvino") for name in report.refused)
+
+
+def test_the_forms_of_a_dense_model_are_not_taken_for_sparse(model: Path) -> None:
+    manifest = add_form(model, "int8", ("deepsparse", "openvino"))
+    form = manifest.select("int8")
+
+    def speed(engine: str, sparsity: float) -> float:
+        sparse = form.model_copy(update={"sparsity": sparsity})
+        return assumed_speed(Variant(model, engine, "int8", sparse), VNNI)
+
+    assert speed("deepsparse", 0.03) < speed("openvino", 0.03)  # rounding leaves some zeros
+    assert speed("deepsparse", 0.9) > speed("openvino", 0.9)
 
 
 @pytest.mark.parametrize(

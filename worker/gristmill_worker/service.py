@@ -14,15 +14,12 @@ from typing import Final
 
 from gristmill.core import process_name
 from gristmill.errors import BrokerUnavailable, ExitCode, InputFileError
-from gristmill_worker.batching.costs import measured_speed
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.engines.base import Engine
-from gristmill_worker.engines.choice import choose
 from gristmill_worker.jobs import Judge
+from gristmill_worker.loading import load_model
 from gristmill_worker.loop import Loop
-from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Manifest
-from gristmill_worker.models.self_test import ensure_agreement
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
 from gristmill_worker.sources.streams import StreamSource
@@ -46,22 +43,9 @@ def serve(settings: Settings) -> ExitCode:
     name = settings.name or process_name()
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
-    forms = manifests.load(settings.model)
-    choice = choose(
-        settings.model,
-        forms,
-        settings.wanted,
-        measured=lambda variant: measured_speed(variant, settings.threads),
-    )
-    variant = choice.variant
-    logger().info("engine_chosen", variant=str(variant), reason=choice.reason, passed_over=choice.rejected)
-    manifest = variant.manifest
+    loaded = load_model(settings)
+    manifest, sizing, engine = loaded.manifest, loaded.sizing, loaded.engine
     task = make_task(settings.model, manifest, truncate=settings.truncate)
-    sizing = Sizing.of(settings, variant)
-    engine = variant.load(
-        sizing.shapes, settings.threads, memory_mb=settings.engine_memory_mb, cache_dir=settings.cache_dir
-    )
-    ensure_agreement(engine, variant, forms, settings.threads)
     logger().info(
         "engine_ready",
         worker=name,

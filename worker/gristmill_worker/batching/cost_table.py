@@ -43,6 +43,7 @@ class CostTable(BaseModel):
     format: Literal[1] = 1
     key: CostKey
     measurements: tuple[Measurement, ...] = Field(min_length=1)
+    speed: float | None = None  # relative to other variants, from measurements in turns with them
     shapes: tuple[tuple[Size, Size], ...] = ()  # chosen for the texts that the model was tuned with
 
     @property

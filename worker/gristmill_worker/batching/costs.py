@@ -79,6 +79,8 @@ def measured_speed(variant: Variant, threads: int) -> float | None:
     table = load_costs(variant.model_dir, cost_key(variant, threads))
     if table is None:
         return None
+    if table.speed is not None:
+        return table.speed
     shapes = usual_shapes(variant.manifest.max_length)
     seconds = fit(table.measured, shapes).seconds
     return len(shapes) / sum(seconds[shape] / shape[0] for shape in shapes)

@@ -52,8 +52,9 @@ class EngineOptions:
 class LoadEngine(Protocol):
     """``load`` of an engine's module: returns when every shape has run once.
 
-    ``manifest`` is of one form. Shapes that matter most come first. Raises ModelRefusedError for a model that
-    the engine cannot run, InputFileError for options or a CPU that it cannot run with.
+    ``manifest`` is of one form. Where memory is short the first shapes get compilations of their own. Raises
+    ModelRefusedError for a model that the engine cannot run, InputFileError for options or a CPU that it
+    cannot run with.
     """
 
     def __call__(

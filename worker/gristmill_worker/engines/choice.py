@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
 from gristmill.errors import InputFileError
@@ -15,13 +16,14 @@ from gristmill_worker.engines import deepsparse
 from gristmill_worker.engines.base import ENGINES, Floats
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models.manifest import Manifest
-from gristmill_worker.models.verdict import Verdict, load_verdict, verdicts_elsewhere
+from gristmill_worker.models.verdict import load_verdict, verdicts_elsewhere
 
 MeasuredSpeed = Callable[[Variant], float | None]  # relative to each other; None: not measured on this CPU
 
 AUTO: Final = "auto"
 NULL: Final = "null"
 REFERENCE_ENGINE: Final = "onnxruntime"
+SPARSE: Final = 0.5  # share of zeros from which they are no accident of rounding, and pay
 NATIVE_BF16: Final = frozenset({"avx512_bf16", "amx_bf16"})
 
 
@@ -39,12 +41,16 @@ ANY: Final = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The variant to run, why, and what was passed over for what reason."""
+    """The variants to try, the best first, why it is, and what was passed over for what reason."""
 
-    variant: Variant
+    ranked: tuple[Variant, ...]
     reason: str
-    rejected: dict[str, str] = field(default_factory=dict)
-    verdict: Verdict | None = None  # of the variant, on this CPU
+    rejected: dict[str, str]  # variant -> reason
+
+    @property
+    def variant(self) -> Variant:
+        """The best one."""
+        return self.ranked[0]
 
 
 def choose(
@@ -53,31 +59,36 @@ def choose(
     wanted: Wanted,
     *,
     measured: MeasuredSpeed = lambda _: None,
+    refused: Mapping[str, str] = MappingProxyType({}),
     features: frozenset[str] | None = None,
 ) -> Choice:
     """Choose among the installed engines, the model's forms and what this CPU computes natively.
 
-    A form that failed its check on this CPU, or that was quantized or pruned and never passed one, is taken
-    only if both it and the engine were asked for. Of what ``tune`` measured on this CPU the fastest goes
-    first; what was not measured is ranked by what is known of such CPUs. Raises :class:`InputFileError` where
-    nothing is left.
+    A variant that failed its check on this CPU, or whose form was quantized or pruned and never passed one,
+    is taken only if both engine and form were asked for and there is no other. Of what ``tune`` measured on
+    this CPU the fastest goes first; what was not measured is ranked by what is known of such CPUs.
+    ``refused`` are variants that do not load, and why. Raises :class:`InputFileError` where nothing is left.
     """
     features = cpu_features() if features is None else features
-    asked_for = AUTO not in (wanted.engine, wanted.form)
     rejected: dict[str, str] = {}
-    left = []
+    left: list[Variant] = []
+    doubted: list[Variant] = []
     for variant in variants(model_dir, manifest, wanted):
-        obstacle = obstacle_to(variant, features) or (None if asked_for else doubt_about(variant, manifest))
-        if obstacle is None:
-            left.append(variant)
+        name = str(variant)
+        if (obstacle := refused.get(name) or obstacle_to(variant, features)) is not None:
+            rejected[name] = obstacle
+        elif (doubt := doubt_about(variant, manifest)) is not None:
+            rejected[name] = doubt
+            doubted.append(variant)
         else:
-            rejected[str(variant)] = obstacle
+            left.append(variant)
+    if not left and AUTO not in (wanted.engine, wanted.form):
+        left = doubted
+        rejected = {name: reason for name, reason in rejected.items() if name not in set(map(str, doubted))}
     if not left:
         raise InputFileError(_nothing_left(manifest, wanted, rejected))
-    best, reason = _fastest(left, measured, features)
-    if len(left) == 1:
-        reason = "asked for" if asked_for else "the only one"
-    return Choice(best, reason, rejected, load_verdict(model_dir, best.run_key()))
+    ranked, reason = _rank(left, measured, features)
+    return Choice(tuple(ranked), reason if len(left) > 1 else "the only one", rejected)
 
 
 def variants(model_dir: Path, manifest: Manifest, wanted: Wanted) -> Iterator[Variant]:
@@ -142,17 +153,24 @@ def doubt_about(variant: Variant, manifest: Manifest) -> str | None:
     return "it was never checked: 'gristmill-worker model check' does"
 
 
-def _fastest(
+def _rank(
     left: Sequence[Variant], measured: MeasuredSpeed, features: frozenset[str]
-) -> tuple[Variant, str]:
-    speeds = [(speed, variant) for variant in left if (speed := measured(variant)) is not None]
-    fastest = max(speeds, key=lambda pair: pair[0])[1] if speeds else None
-    unmeasured = [variant for variant in left if measured(variant) is None]
-    contenders = [*([fastest] if fastest else []), *unmeasured]
-    best = max(contenders, key=lambda variant: assumed_speed(variant, features))
-    if best is fastest and len(speeds) > 1:
-        return best, f"the fastest of {len(speeds)} that were measured on this CPU"
-    return best, "expected to be the fastest on this CPU: 'gristmill-worker tune' measures"
+) -> tuple[list[Variant], str]:
+    """Return the fastest first, and why it is: the fastest measured one stands for all that were measured."""
+    timed = [(speed, variant) for variant in left if (speed := measured(variant)) is not None]
+    timed.sort(key=lambda pair: pair[0], reverse=True)
+    fastest = timed[0][1] if timed else None
+    untimed = [variant for variant in left if not any(variant is other for _, other in timed)]
+    contenders = sorted(
+        [*([fastest] if fastest else []), *untimed],
+        key=lambda variant: assumed_speed(variant, features),
+        reverse=True,
+    )
+    if contenders[0] is fastest:
+        reason = f"the fastest of {len(timed)} that were measured on this CPU"
+    else:
+        reason = "expected to be the fastest on this CPU: 'gristmill-worker tune' measures"
+    return [*contenders, *(variant for _, variant in timed[1:])], reason
 
 
 def assumed_speed(variant: Variant, features: frozenset[str]) -> float:
@@ -166,7 +184,8 @@ def assumed_speed(variant: Variant, features: frozenset[str]) -> float:
         return 1.1 if not integers else _int8_speed(features)
     if variant.engine == "deepsparse":  # the only one that gains from zeros
         dense = _int8_speed(features) if integers else 1.0
-        return dense * (1.0 + 1.2 * variant.manifest.sparsity)
+        sparsity = variant.manifest.sparsity
+        return dense * (0.9 if sparsity < SPARSE else 1.0 + 1.2 * sparsity)
     return 1.0 if not integers else 0.7 * _int8_speed(features)
 
 

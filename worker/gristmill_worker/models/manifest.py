@@ -110,6 +110,11 @@ class Manifest(BaseModel):
             raise ValueError(f"'files' has no digest of {TOKENIZER_FILE!r}")
         if bad := [name for name in self.all_files if os.path.basename(name) != name or "\0" in name]:  # noqa: PTH119
             raise ValueError(f"'files' names something outside the directory: {bad[0]!r}")
+        for name, form in self.forms.items():
+            if twice := [file for file, sha in form.files.items() if self.all_files[file] != sha]:
+                raise ValueError(f"form {name!r} and another have a file {twice[0]!r} of different content")
+            if taken := sorted(form.files.keys() & self.files.keys()):
+                raise ValueError(f"form {name!r} has the reference's file {taken[0]!r}")
         if self.precision in self.forms:
             raise ValueError(f"form {self.precision!r} has the name of the reference")
         return self

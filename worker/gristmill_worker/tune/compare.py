@@ -11,13 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from gristmill.errors import InputFileError
 from gristmill_worker.batching.costs import usual_shapes
 from gristmill_worker.cpus import cpu_features
-from gristmill_worker.engines.base import Shape, example_inputs
+from gristmill_worker.engines.base import EngineError, Shape, engine_loader, example_inputs
 from gristmill_worker.engines.choice import Wanted, doubt_about, obstacle_to, variants
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.memory import resident_mb
-from gristmill_worker.models.manifest import Manifest, ModelRefusedError
+from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.tune.measure import Say
 
 WORTH: Final = 0.03  # gain from which a compilation of its own is worth the memory
@@ -35,34 +36,57 @@ class VariantRow:
     runs: int  # of each shape
     doubt: str | None
 
+    @property
+    def texts_per_s(self) -> dict[Shape, float]:
+        """Texts per second of each shape."""
+        return {shape: shape[0] / seconds for shape, seconds in self.seconds.items()}
+
+    @property
+    def speed(self) -> float:
+        """Texts per second over all shapes, as many texts of each."""
+        return len(self.seconds) / sum(1.0 / rate for rate in self.texts_per_s.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Variants that were timed in turns, the fastest first, and what its engine ``refused``, with why."""
+
+    rows: tuple[VariantRow, ...]
+    refused: dict[str, str]
+
+    def speed(self, variant: Variant) -> float | None:
+        """Return how fast ``variant`` was, relative to the others; None if it was not timed."""
+        return next((row.speed for row in self.rows if str(row.variant) == str(variant)), None)
+
 
 def compare_variants(
     model_dir: Path, manifest: Manifest, wanted: Wanted, *, threads: int, seconds: float, say: Say
-) -> list[VariantRow]:
-    """Time what was asked for and can run here, in turns, for about ``seconds``; the fastest goes first.
+) -> Comparison:
+    """Time what was asked for and can run here, in turns, for about ``seconds``.
 
-    What its engine refuses is left out. With a single variant nothing is timed.
+    With a single variant nothing is timed.
     """
     found = [v for v in variants(model_dir, manifest, wanted) if obstacle_to(v, cpu_features()) is None]
     if len(found) < 2:
-        return []
+        return Comparison((), {})
     shapes = usual_shapes(manifest.max_length)
     times: dict[str, dict[Shape, list[float]]] = {}
+    refused: dict[str, str] = {}
     with ExitStack() as stack:
         engines = {}
         for variant in found:
             say(f"loading {variant}")
             try:
                 engine = variant.load(shapes, threads)
-            except ModelRefusedError as error:
-                say(f"{variant} is left out: {error}")
+            except (InputFileError, EngineError) as error:
+                refused[str(variant)] = str(error)
                 continue
             engines[str(variant)] = stack.enter_context(closing(engine))
             times[str(variant)] = {shape: [] for shape in shapes}
         say(f"comparing {len(engines)} ways to run the model")
         examples = {shape: example_inputs(manifest.inputs, shape) for shape in shapes}
         ends, turn = time.monotonic() + seconds, 0
-        while turn < ROUNDS or time.monotonic() < ends:
+        while engines and (turn < ROUNDS or time.monotonic() < ends):
             for name, engine in engines.items():
                 for shape, example in examples.items():
                     started = time.perf_counter()
@@ -79,7 +103,7 @@ def compare_variants(
         for variant in found
         if str(variant) in times
     ]
-    return sorted(rows, key=lambda row: sum(_per_text(row).values()))
+    return Comparison(tuple(sorted(rows, key=lambda row: row.speed, reverse=True)), refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +133,7 @@ def compare_compilations(
     if variant.engine != SHARED_COMPILATION:
         return None
     say(f"comparing compilations of {len(shapes)} shapes with one for all")
+    engine_loader(variant.engine)  # the library is no memory of a shape
     with ExitStack() as stack:
         before = resident_mb()
         shared = stack.enter_context(closing(variant.load(shapes, threads, memory_mb=0)))
@@ -128,20 +153,3 @@ def compare_compilations(
     gains = {shape: median(both) / median(single) - 1.0 for shape, (both, single) in times.items()}
     # Both hold the model and one compilation.
     return Compilations(gains, max(grown, 0.0) / max(len(shapes) - 1, 1))
-
-
-def _per_text(row: VariantRow) -> dict[Shape, float]:
-    return {shape: seconds / shape[0] for shape, seconds in row.seconds.items()}
-
-
-def texts_per_s(row: VariantRow) -> dict[Shape, float]:
-    """Return texts per second of each shape."""
-    return {shape: 1.0 / seconds for shape, seconds in _per_text(row).items()}
-
-
-def speed(rows: Sequence[VariantRow], variant: Variant) -> float | None:
-    """Return how fast ``variant`` was, relative to the others; None if it was not timed."""
-    for row in rows:
-        if str(row.variant) == str(variant):
-            return 1.0 / sum(_per_text(row).values())
-    return None

@@ -17,7 +17,6 @@ from rich.text import Text
 from gristmill.errors import InputFileError
 from gristmill_worker.engines.base import Shape
 from gristmill_worker.tune.advice import Recommendation
-from gristmill_worker.tune.compare import texts_per_s
 from gristmill_worker.tune.run import Report
 
 _ON_HEAT: Final = Style(color="black")
@@ -28,6 +27,8 @@ def print_report(console: Console, report: Report) -> None:
     console.print(_summary(report))
     if report.compared:
         _print(console, "Ways to run it, texts/s of one engine (* measured further)", _compared(report))
+    for name, reason in report.refused.items():
+        console.print(f"{name} was left out: {reason}", highlight=False, markup=False)
     _print(console, "µs per token, padding included (~ fitted, * chosen)", _heat_map(report))
     _print(console, "Shapes: cost of the texts without padding / planned, windows of 256", _sets(report))
     _print(console, "Windows: texts/s of one worker under backlog, by texts in a window", _windows(report))
@@ -93,7 +94,7 @@ def write_json(report: Report, path: Path) -> None:
                 "engine": row.variant.engine,
                 "form": row.variant.form,
                 "precision": row.variant.precision,
-                "texts_per_s": [[shape, rate] for shape, rate in texts_per_s(row).items()],
+                "texts_per_s": [[shape, rate] for shape, rate in row.texts_per_s.items()],
                 "doubt": row.doubt,
             }
             for row in report.compared
@@ -156,7 +157,7 @@ def _compared(report: Report) -> Table:
     table = Table("", *(f"{batch}x{sequence}" for batch, sequence in shapes), "auto takes it")
     for row in report.compared:
         mark = " *" if str(row.variant) == str(report.variant) else ""
-        rates = (f"{rate:,.1f}" for rate in texts_per_s(row).values())
+        rates = (f"{rate:,.1f}" for rate in row.texts_per_s.values())
         table.add_row(f"{row.variant}{mark}", *rates, "yes" if row.doubt is None else f"no: {row.doubt}")
     return table
 

@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -36,11 +35,11 @@ from gristmill_worker.models.records import check_writable
 from gristmill_worker.tasks.base import Encoded, make_task
 from gristmill_worker.tune.advice import WINDOWS, Advisor, Recommendation
 from gristmill_worker.tune.compare import (
+    Comparison,
     Compilations,
     VariantRow,
     compare_compilations,
     compare_variants,
-    speed,
 )
 from gristmill_worker.tune.measure import (
     CHEAP_SWITCHING,
@@ -101,6 +100,7 @@ class Report:
     by_count: Mapping[int, float]  # efficiency of the best set of so many shapes
     by_window: Mapping[int, float]  # texts/s of one worker by texts in a window, with the chosen shapes
     compared: tuple[VariantRow, ...]  # the fastest goes first; () for a single variant
+    refused: Mapping[str, str]  # variants that did not load, and why
     compilations: Compilations | None  # None: the engine has one kind
     threads: tuple[ThreadRow, ...]
     recommendations: tuple[Recommendation, ...]
@@ -133,7 +133,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
             seconds=options.seconds * _COMPARING_VARIANTS,
             say=say,
         )
-    choice = choose(options.model, whole, options.wanted, measured=partial(speed, compared))
+    choice = choose(options.model, whole, options.wanted, measured=compared.speed, refused=compared.refused)
     variant, manifest = choice.variant, choice.variant.manifest
     with bound(cores[: options.threads]):
         compilations = compare_compilations(
@@ -155,7 +155,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
             * (
                 1
                 - _COMPARING * several
-                - _COMPARING_VARIANTS * bool(compared)
+                - _COMPARING_VARIANTS * bool(compared.rows)
                 - _COMPARING_COMPILATIONS * bool(compilations)
             ),
             say=say,
@@ -174,12 +174,9 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
     advisor = Advisor(lengths, costs.seconds, manifest.max_length, options.max_shapes or _limit(timings))
     sets = advisor.by_count()
     shapes = advisor.fewest(sets)
-    for row in compared:  # so that auto knows, too
-        other = cost_key(row.variant, options.threads)
-        if other != key and load_costs(options.model, other) is None:
-            runs = dict.fromkeys(row.seconds, row.runs)
-            save_costs(options.model, CostTable(key=other, measurements=_measurements(row.seconds, runs)))
-    path = save_costs(options.model, table.model_copy(update={"shapes": tuple(shapes)}))
+    _store_others(options, variant, compared)
+    chosen = {"shapes": tuple(shapes), "speed": compared.speed(variant)}
+    path = save_costs(options.model, table.model_copy(update=chosen))
     advice = [advisor.for_throughput(shapes, options.threads, len(cores), rows)]
     if options.latency_ms is not None:
         advice.append(advisor.for_latency(options.latency_ms, options.threads, len(cores), rows))
@@ -200,12 +197,24 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         default_efficiency=advisor.efficiency(default_shapes(manifest.max_length)),
         by_count={count: advisor.efficiency(chosen) for count, chosen in sets.items()},
         by_window={window: advisor.texts_per_s(shapes, window) for window in WINDOWS},
-        compared=tuple(compared),
+        compared=compared.rows,
+        refused=compared.refused,
         compilations=compilations,
         threads=tuple(rows),
         recommendations=tuple(advice),
         table=path,
     )
+
+
+def _store_others(options: TuneOptions, variant: Variant, compared: Comparison) -> None:
+    """Store the speeds of all variants but the one that is measured further, so that auto knows them."""
+    for row in compared.rows:
+        if str(row.variant) != str(variant):
+            key = cost_key(row.variant, options.threads)
+            before = load_costs(options.model, key)
+            runs = dict.fromkeys(row.seconds, row.runs)
+            table = before or CostTable(key=key, measurements=_measurements(row.seconds, runs))
+            save_costs(options.model, table.model_copy(update={"speed": row.speed}))
 
 
 def _limit(timings: Timings) -> int:
