@@ -202,24 +202,46 @@ class Chaos:
 
     def kill(self) -> None:
         """Kill a worker at work and see how long what it held stays in its hands, and unanswered."""
-        process = self.random.choice(self.fleet.alive())
-        undisturbed = self.is_calm(process)
-        process.send_signal(signal.SIGSTOP)
+        wait = time.monotonic() + 8
+        while time.monotonic() < wait and not self.is_calm(self.fleet.alive()[0]):
+            time.sleep(0.05)
+        self.burst()
+        process, held = self.freeze_at_work()
         owner = self.fleet.name_of(process)
-        held = set(self.pending(owner))
+        undisturbed = self.is_calm(process)
         process.kill()
         started = time.monotonic()
-        claimed = 0.0
-        while held and time.monotonic() - started < 30:
+        held &= self.pending(owner).keys()  # it may have had time to finish them
+        claimed = answered = 0.0
+        while held and not answered and time.monotonic() - started < DRAIN_S:
             left = {entry: name for entry, name in self.pending().items() if entry in held}
             if not claimed and owner.encode() not in left.values():
                 claimed = time.monotonic() - started
             if not left:
-                break
+                answered = time.monotonic() - started
             time.sleep(0.01)
         if held and undisturbed and self.is_calm(process):
             self.recovery_s.append(claimed)
-            self.answered_s.append(time.monotonic() - started)
+            self.answered_s.append(answered)
+
+    def burst(self) -> None:
+        """Submit as much as keeps all workers busy for a while."""
+        made = len(self.account.expected)
+        some = {f"burst-{made}-{i}": self.rows(self.random) for i in range(BACKLOG)}
+        self.account.ask({name: expected(rows) for name, rows in some.items()})
+        with Client(self.server.url) as client:
+            client.submit_many(QUEUE, map(body, some.values()), ids=list(some), reply=False)
+
+    def freeze_at_work(self) -> tuple[subprocess.Popen[bytes], set[bytes]]:
+        """Stop a worker while it has entries, if that can be had; return these too."""
+        for _ in range(50):
+            process = self.random.choice(self.fleet.alive())
+            process.send_signal(signal.SIGSTOP)
+            if held := set(self.pending(self.fleet.name_of(process))):
+                break
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.02)
+        return process, held
 
     def is_calm(self, victim: subprocess.Popen[bytes]) -> bool:
         """Say whether another worker serves, and no other fault is at work: then a recovery can be timed."""

@@ -14,7 +14,7 @@ from gristmill.driver import Connections
 from gristmill_worker import process
 from gristmill_worker.telemetry import logger
 
-LOOK_S: Final = 0.4
+LOOK_S: Final = 0.25
 INHERITED: Final = 16  # entries at a time: each runs alone, and others want to help
 RECLAIMED: Final = 64
 
