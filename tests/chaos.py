@@ -223,6 +223,10 @@ class Chaos:
         if held and undisturbed and self.is_calm(process):
             self.recovery_s.append(claimed)
             self.answered_s.append(answered)
+            print(
+                f"         taken over after {claimed:.2f} s, {len(held)} answered after {answered:.2f} s",
+                file=sys.stderr,
+            )
 
     def burst(self) -> None:
         """Submit as much as keeps all workers busy for a while."""

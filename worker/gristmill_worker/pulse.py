@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gristmill.driver import Connections
+from gristmill.driver import ERRORS, Connections
 from gristmill.errors import BrokerUnavailable
+from gristmill_worker.sources.advice import advise
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.sources.takeover import LOOK_S
 from gristmill_worker.telemetry import logger
@@ -31,6 +32,7 @@ class Pulse(threading.Thread):
 
     def run(self) -> None:
         beat_at = 0.0
+        advised = False
         while True:
             try:
                 if time.monotonic() >= beat_at:
@@ -38,7 +40,10 @@ class Pulse(threading.Thread):
                     self._source.renew(self._redis)
                     self._source.beat(self._redis, self._fields(), ttl_s=max(2, int(self._every_s * 4)))
                 self._source.look(self._redis)
-            except BrokerUnavailable:
+                if not advised:
+                    advised = True
+                    advise(self._redis)
+            except (BrokerUnavailable, *ERRORS):
                 beat_at = 0.0  # the loop reports it
             except Exception:  # noqa: BLE001 - without renewal others would take over what runs here
                 logger().exception("pulse_failed")

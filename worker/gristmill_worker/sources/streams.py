@@ -9,10 +9,11 @@ from itertools import chain
 from typing import Any, Final
 
 from redis import ConnectionPool, Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from gristmill import keys, wire
 from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, Connections, open_pool, translate
+from gristmill.errors import BrokerUnavailable
 from gristmill_worker import process
 from gristmill_worker.sources.base import Delivery, Outcome
 from gristmill_worker.sources.takeover import Takeover
@@ -148,16 +149,25 @@ class StreamSource:
     def _prepare(self) -> None:
         if self._ready:
             return
-        try:
-            self._redis.call("XGROUP CREATE", self._stream, keys.GROUP, "0", "MKSTREAM")
-        except ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
-        self._redis.call("XGROUP CREATECONSUMER", self._stream, keys.GROUP, self._worker)
-        if itself := process.own():  # before the first entry: nobody else's process may stand under this name
-            self._redis.call("HSET", keys.processes(self._queue), self._worker, itself)
-        self._redis.call("SADD", keys.QUEUES, self._queue)
-        self._ready = True
+        # Nobody else's process may stand under this name when it takes its first entry.
+        self._redis.call("HDEL", keys.processes(self._queue), self._worker)
+        preparations: list[tuple[Any, ...]] = [
+            ("XGROUP CREATE", self._stream, keys.GROUP, "0", "MKSTREAM"),
+            ("XGROUP CREATECONSUMER", self._stream, keys.GROUP, self._worker),
+            ("SADD", keys.QUEUES, self._queue),
+        ]
+        if itself := process.own():
+            preparations.append(("HSET", keys.processes(self._queue), self._worker, itself))
+        full = False
+        for command in preparations:
+            try:
+                self._redis.call(*command)
+            except OutOfMemoryError:
+                full = True  # reading is allowed, and only results free memory: try, and prepare again later
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+        self._ready = not full
 
     def _own(self) -> list[Delivery]:
         """Take the oldest entry under this name that is not being worked on."""
@@ -180,7 +190,8 @@ class StreamSource:
             yield
         except ERRORS as error:
             if str(error).startswith("NOGROUP"):
-                self._ready = False  # Redis came back without its data
+                self._ready = False  # Redis came back without its data, or was too full for the group
+                raise BrokerUnavailable(str(translate(error, self._url))) from error
             raise translate(error, self._url) from error
 
 
