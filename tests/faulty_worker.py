@@ -1,10 +1,12 @@
 """``gristmill-worker`` with faults on demand: run as a program, with the worker's arguments.
 
 The engine ends the whole process where a batch holds the token of the word "wheel", as a crash of a native
-library does; the tokenizer raises on a text with "explode".
+library does; at the token of "stone" it never returns and lets no other thread run; the tokenizer raises on a
+text with "explode".
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from gristmill_worker.engines.variant import Variant
 from gristmill_worker.tasks.text import TextEncoder
 
 WHEEL = vocabulary()["wheel"]
+STONE = vocabulary()["stone"]
 CRASHED = 77
 
 _load = Variant.load
@@ -28,6 +31,8 @@ def load(self: Variant, *args: Any, **options: Any) -> Engine:
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         if (inputs["input_ids"] == WHEEL).any():
             os._exit(CRASHED)
+        if (inputs["input_ids"] == STONE).any():
+            re.match(r"(a+)+$", "a" * 100 + "b")
         return healthy(inputs)
 
     engine.run = run  # type: ignore[method-assign]

@@ -43,6 +43,45 @@ def test_a_request_that_crashes_workers_takes_no_neighbour_along(
     assert client.depth(queue).pending == 0
 
 
+def test_a_request_that_holds_the_engine_up_for_ever_takes_no_neighbour_along(
+    client: Client, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    ids = client.submit_many(queue, [*TEXTS * 2, "the stone rests", *TEXTS * 2])
+    ends = 0
+    while ends < 10:
+        config = f"{{batch_timeout_s: 1, {CONFIG[1:]}"
+        process = workers.start(tiny_classifier, config=config, program=FAULTY, ready=False)
+        wait_until(lambda process=process: process.poll() is not None or client.depth(queue).dead)  # type: ignore[misc]
+        if client.depth(queue).dead:
+            break
+        assert process.returncode == -signal.SIGALRM
+        assert "_run_batch" in workers.log(ends).read_text()  # where it was
+        ends += 1
+    results = [client.result(request_id) for request_id in ids]
+    assert ends == 2  # with the others, and alone: then it is given up
+    assert [result.error and result.error[0] for result in results] == [
+        *[None] * 8,
+        ErrorCode.DEAD_LETTERED,
+        *[None] * 8,
+    ]
+    ((_, letter),) = redis.execute_command("XRANGE", keys.dead(queue), "-", "+")
+    assert letter[b"id"].decode() == ids[8]
+    assert letter[b"reason"] == b"max_deliveries"
+    assert client.depth(queue).pending == 0
+
+
+def test_batches_in_time_are_left_alone_however_many(
+    client: Client, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    process = workers.start(tiny_classifier, config="{batch_timeout_s: 1, batch: {shapes: [[1, 48]]}}")
+    started = time.monotonic()
+    while time.monotonic() - started < 3:
+        assert client.score(queue, TEXTS[0])
+    time.sleep(1.5)  # idle for longer than a batch may take
+    assert client.score(queue, TEXTS[0])
+    assert process.poll() is None
+
+
 def test_an_error_of_the_tokenizer_is_one_requests_and_no_text_is_logged(
     client: Client, workers: Workers, queue: str, tiny_classifier: Path
 ) -> None:

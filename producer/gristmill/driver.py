@@ -40,18 +40,27 @@ _DENIED: Final = (
     exceptions.AuthorizationError,
     exceptions.NoPermissionError,
 )
-_PASSING: Final = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
+_AWAY: Final = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+_UNWILLING: Final = (
+    exceptions.BusyLoadingError,
     exceptions.ReadOnlyError,
     exceptions.OutOfMemoryError,
     exceptions.TryAgainError,
     exceptions.ClusterDownError,
     exceptions.MasterDownError,
-    OSError,
 )
 # Redis 6.2 wraps a command's error in a script's: there only the message tells.
-_PASSING_CODES: Final = ("LOADING", "MISCONF", "NOREPLICAS", "OOM command", "READONLY")
+# UNBLOCKED: a blocking read, where a replica becomes a primary or the reverse. BUSY: a script runs for long.
+_UNWILLING_CODES: Final = (
+    "BUSY Redis",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "OOM command",
+    "READONLY",
+    "UNBLOCKED",
+)
 ERRORS: Final = (exceptions.RedisError, OSError)  # what a call of the driver can raise
 
 
@@ -155,6 +164,7 @@ def translate(error: Exception, url: str) -> BrokerUnavailable:
     if isinstance(error, _DENIED) or "NOPERM" in message:
         denied = f"Redis at {name} refused the login or lacks a permission: {message}"
         return BrokerUnavailable(denied, retryable=False, denied=True)
-    if isinstance(error, _PASSING) or any(code in message for code in _PASSING_CODES):
-        return BrokerUnavailable(f"Redis at {name} is not available: {message}")
+    unwilling = isinstance(error, _UNWILLING) or any(code in message for code in _UNWILLING_CODES)
+    if unwilling or isinstance(error, _AWAY):
+        return BrokerUnavailable(f"Redis at {name} is not available: {message}", unwilling=unwilling)
     return BrokerUnavailable(f"Redis at {name} refused a command: {message}", retryable=False)

@@ -64,15 +64,19 @@ class WireError(GristmillError):
 class BrokerUnavailable(GristmillError):
     """Redis cannot be reached or refuses commands.
 
-    ``retryable`` says whether waiting may help; ``denied`` that login or permission is what lacks.
+    ``retryable`` says whether waiting may help; ``denied`` that login or permission is what lacks;
+    ``unwilling`` that Redis answers, and refuses for now whatever is asked: read-only, full, loading, …
     """
 
     exit_code = ExitCode.BROKER_UNAVAILABLE
 
-    def __init__(self, message: str, *, retryable: bool = True, denied: bool = False) -> None:
+    def __init__(
+        self, message: str, *, retryable: bool = True, denied: bool = False, unwilling: bool = False
+    ) -> None:
         super().__init__(message)
         self.retryable = retryable
         self.denied = denied
+        self.unwilling = unwilling
 
 
 class QueueFull(GristmillError):

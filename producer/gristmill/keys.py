@@ -46,5 +46,9 @@ def worker(queue: str, name: str) -> str:
     return f"gm:{{{queue}}}:worker:{name}"
 
 
+def processes(queue: str) -> str:
+    return f"gm:{{{queue}}}:processes"
+
+
 def config(queue: str) -> str:
     return f"gm:{{{queue}}}:config"

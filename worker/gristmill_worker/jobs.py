@@ -129,7 +129,9 @@ class Judge:
 
     def _given_up(self, job: Job) -> Outcome:
         times = job.delivery.deliveries - 1
-        message = f"given up: {times} deliveries ended without a result, it may crash the engine"
+        message = (
+            f"given up: {times} deliveries ended without a result, it may crash the engine or hold it up"
+        )
         logger().error("request_dead_lettered", id=job.request.id, deliveries=times)
         result = self._error(job.request.id, "error", ErrorCode.DEAD_LETTERED, message)
         return self._outcome(job, result, reason="max_deliveries")

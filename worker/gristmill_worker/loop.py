@@ -274,7 +274,8 @@ class Loop:
             except BrokerUnavailable as error:
                 # Too large a command is often not answered, its connection just ends: while Redis is there
                 # all the time, and only this fails again and again, it is a refusal.
-                refusals = refusals + 1 if not error.denied and self._source.reachable() else 0
+                waits = error.denied or error.unwilling or not self._source.reachable()
+                refusals = 0 if waits else refusals + 1
                 if refusals >= REFUSALS and not substituted:
                     for outcome in outcomes:
                         single = [outcome] if len(outcomes) > 1 else [self._judge.not_stored(outcome, error)]

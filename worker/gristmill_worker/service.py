@@ -25,6 +25,7 @@ from gristmill_worker.settings import Settings
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
+from gristmill_worker.watchdog import TimedEngine
 
 WAKE_S: Final = 0.2
 SWITCH_S: Final = 0.0005  # Python's 5 ms would let one stage hold up the others
@@ -46,6 +47,8 @@ def serve(settings: Settings) -> ExitCode:
     loaded = load_model(settings)
     manifest, sizing, engine = loaded.manifest, loaded.sizing, loaded.engine
     task = make_task(settings.model, manifest, truncate=settings.truncate)
+    if settings.batch_timeout_s:
+        engine = TimedEngine(engine, settings.batch_timeout_s)
     logger().info(
         "engine_ready",
         worker=name,

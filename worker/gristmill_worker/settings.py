@@ -60,6 +60,7 @@ class Settings(BaseModel):
     truncate: bool = True  # cut long texts; a request's own option goes first
     lease_s: float = Field(30.0, ge=1, le=86_400)
     result_ttl_s: int = Field(3600, ge=1, le=MAX_TTL_S)
+    batch_timeout_s: float = Field(300.0, ge=0, le=86_400)  # after it the process is ended; 0: never
     max_deliveries: int = Field(5, ge=1)
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -2,6 +2,7 @@
 --
 -- KEYS  1  request stream
 --       2  heartbeat of the worker
+--       3  processes of the queue's workers
 -- ARGV  1  consumer group
 --       2  worker name
 --       3  idle time in ms after which another consumer is gone
@@ -15,6 +16,7 @@ for _, pairs in ipairs(listed) do
   for i = 1, #pairs, 2 do consumer[pairs[i]] = pairs[i + 1] end
   if consumer.pending == 0 and (consumer.name == ARGV[2] or consumer.idle > tonumber(ARGV[3])) then
     redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], consumer.name)
+    redis.call('HDEL', KEYS[3], consumer.name)
   end
 end
 return 1

@@ -9,7 +9,7 @@ from typing import Final
 from gristmill.errors import BrokerUnavailable
 from gristmill_worker.sources.base import Delivery
 
-IDLE_S: Final = 1.0  # longest wait for a first request: how often the caller looks up
+IDLE_S: Final = 0.25  # longest wait for a first request: how often the caller looks up
 LOOKS: Final = 8  # at the queue during T
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
 
 from redis import ConnectionPool, Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from gristmill import keys, wire
 from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, Connections, open_pool, translate
+from gristmill.errors import BrokerUnavailable
+from gristmill_worker import process
 from gristmill_worker.sources.base import Delivery, Outcome
+from gristmill_worker.sources.takeover import Takeover
 
 REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer requests in flight
 DONE_MARK_S: Final = 60
-RECLAIM_ENTRIES: Final = 256  # at a time
+MOST_PENDING: Final = 100_000  # entries under one name
 FORGOTTEN_MS: Final = 3_600_000  # a consumer without entries that is idle for so long is gone
 
 
@@ -34,13 +36,12 @@ class StreamSource:
         self._url = url
         self._queue = keys.check_queue(queue)
         self._worker = worker
-        self._lease_s = lease_s
         self._result_ttl_s = result_ttl_s
         self._redis = Connections(url)
         self._stream = keys.requests(queue)
+        self._takeover = Takeover(queue, worker, lease_s)
         self._ready = False  # the group exists
         self._recover = True  # a restarted worker may have entries under its name
-        self._reclaim_at = 0.0
         self._in_flight: set[bytes] = set()
         self._lock = threading.Lock()
 
@@ -52,13 +53,13 @@ class StreamSource:
         """
         with self._translated():
             self._prepare()
-            if time.monotonic() >= self._reclaim_at:
-                self._reclaim()
             found: list[Delivery] = []
             if self._recover:
                 self._recover = False  # first: another thread may set it again meanwhile
                 found = self._own()
-                self._recover = self._recover or bool(found)
+            if not found and self._takeover.claim(self._redis):
+                found = self._own()
+            self._recover = self._recover or bool(found)
             if not found:
                 found = self._new(count, block_s)
         with self._lock:
@@ -114,25 +115,30 @@ class StreamSource:
         """See :meth:`~gristmill_worker.sources.base.Source.recover`."""
         self._recover = True
 
-    def renew(self, connection: Redis) -> None:
+    def renew(self, redis: Connections) -> None:
         """Renew the lease of everything in flight; called from another thread with its own connection."""
         with self._lock:
-            held: list[Any] = sorted(self._in_flight)
+            held = list(self._in_flight)
         if held:
             with self._translated():
-                connection.xclaim(self._stream, keys.GROUP, self._worker, 0, held, justid=True)
+                redis.run("renew", [self._stream], [keys.GROUP, self._worker, MOST_PENDING, *held])
 
-    def beat(self, connection: Redis, fields: Mapping[str, str], ttl_s: int) -> None:
-        """Write this worker's heartbeat."""
-        name = keys.worker(self._queue, self._worker)
-        with self._translated(), connection.pipeline(transaction=True) as pipeline:
-            pipeline.execute_command("HSET", name, *chain.from_iterable(fields.items()))
-            pipeline.expire(name, ttl_s)
-            pipeline.execute()
+    def look(self, redis: Connections) -> None:
+        """Find out whose entries the next ``take`` may take over; as :meth:`renew`."""
+        with self._translated():
+            self._takeover.look(redis)
+
+    def beat(self, redis: Connections, fields: Mapping[str, str], ttl_s: int) -> None:
+        """Write this worker's heartbeat; as :meth:`renew`."""
+        names = [keys.worker(self._queue, self._worker), keys.processes(self._queue)]
+        with self._translated():
+            redis.run(
+                "beat", names, [ttl_s, self._worker, process.own(), *chain.from_iterable(fields.items())]
+            )
 
     def leave(self) -> None:
         """Sign off and close; entries in flight stay for others to take over."""
-        names = [self._stream, keys.worker(self._queue, self._worker)]
+        names = [self._stream, keys.worker(self._queue, self._worker), keys.processes(self._queue)]
         try:
             self._redis.run("leave", names, [keys.GROUP, self._worker, FORGOTTEN_MS])
         except ERRORS:
@@ -143,48 +149,32 @@ class StreamSource:
     def _prepare(self) -> None:
         if self._ready:
             return
-        try:
-            self._redis.call("XGROUP CREATE", self._stream, keys.GROUP, "0", "MKSTREAM")
-        except ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
-        self._redis.call("XGROUP CREATECONSUMER", self._stream, keys.GROUP, self._worker)
-        self._redis.call("SADD", keys.QUEUES, self._queue)
-        self._ready = True
+        # Nobody else's process may stand under this name when it takes its first entry.
+        self._redis.call("HDEL", keys.processes(self._queue), self._worker)
+        preparations: list[tuple[Any, ...]] = [
+            ("XGROUP CREATE", self._stream, keys.GROUP, "0", "MKSTREAM"),
+            ("XGROUP CREATECONSUMER", self._stream, keys.GROUP, self._worker),
+            ("SADD", keys.QUEUES, self._queue),
+        ]
+        if itself := process.own():
+            preparations.append(("HSET", keys.processes(self._queue), self._worker, itself))
+        full = False
+        for command in preparations:
+            try:
+                self._redis.call(*command)
+            except OutOfMemoryError:
+                full = True  # reading is allowed, and only results free memory: try, and prepare again later
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+        self._ready = not full
 
     def _own(self) -> list[Delivery]:
         """Take the oldest entry under this name that is not being worked on."""
         with self._lock:
-            busy = set(self._in_flight)
-        rows = self._redis.call("XPENDING", self._stream, keys.GROUP, "-", "+", len(busy) + 1, self._worker)
-        for entry_id, _, _, delivered in rows:
-            if entry_id not in busy:
-                claim = ("XCLAIM", self._stream, keys.GROUP, self._worker, 0, entry_id)
-                claimed = self._redis.call(*claim)
-                if not claimed or claimed[0] is None:  # somebody has deleted the entry itself
-                    self._redis.call("XACK", self._stream, keys.GROUP, entry_id)
-                    return self._own()
-                return [_delivery(claimed[0], int(delivered) + 1)]
-        return []
-
-    def _reclaim(self) -> None:
-        """Take over entries whose lease ran out; they then are this name's own."""
-        cursor: Any = "0-0"
-        while True:
-            cursor, claimed = self._autoclaim(cursor)
-            self._recover = self._recover or bool(claimed)
-            if claimed or cursor in {"0-0", b"0-0"}:
-                break
-        if not claimed:
-            self._reclaim_at = time.monotonic() + self._lease_s / 3
-
-    def _autoclaim(self, cursor: Any) -> tuple[Any, list[Any]]:
-        lease_ms = int(self._lease_s * 1000)
-        # JUSTID: this is no delivery yet.
-        reply = self._redis.run(
-            "takeover", [self._stream], [keys.GROUP, self._worker, lease_ms, cursor, RECLAIM_ENTRIES]
-        )
-        return reply[0], [entry_id for entry_id in reply[1] if entry_id is not None]
+            busy = list(self._in_flight)
+        found = self._redis.run("own", [self._stream], [keys.GROUP, self._worker, *busy])
+        return [_delivery((found[0], found[1]), int(found[2]))] if found else []
 
     def _new(self, count: int, block_s: float) -> list[Delivery]:
         block_ms = int(min(block_s, SOCKET_TIMEOUT_S / 2) * 1000)
@@ -200,7 +190,8 @@ class StreamSource:
             yield
         except ERRORS as error:
             if str(error).startswith("NOGROUP"):
-                self._ready = False  # Redis came back without its data
+                self._ready = False  # Redis came back without its data, or was too full for the group
+                raise BrokerUnavailable(str(translate(error, self._url))) from error
             raise translate(error, self._url) from error
 
 

@@ -1,0 +1,165 @@
+"""Who takes over what from whom, and when."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from conftest import Workers, wait_until
+from gristmill import Client, keys
+from gristmill.driver import Connections
+from gristmill_worker import process
+from gristmill_worker.sources.streams import StreamSource
+
+TEXTS = ["the miller grinds the corn", "water turns the wheel", "bread", "a horse and a cart on the road"]
+NO_LEASE = "{lease_s: 3600}"  # nothing in a test waits for its end
+
+
+def texts(count: int) -> list[str]:
+    return [f"{TEXTS[i % 4]} {i}" for i in range(count)]
+
+
+def pending(redis: Redis, queue: str) -> list[dict[str, Any]]:
+    rows: list[Any] = redis.xpending_range(keys.requests(queue), keys.GROUP, "-", "+", 10_000)
+    return rows
+
+
+def owners(redis: Redis, queue: str) -> dict[bytes, bytes]:
+    """Return entry -> consumer of all that is pending."""
+    rows = pending(redis, queue)
+    return {row["message_id"]: row["consumer"] for row in rows}
+
+
+def consumers(redis: Redis, queue: str) -> set[bytes]:
+    return {row["name"] for row in redis.execute_command("XINFO CONSUMERS", keys.requests(queue), keys.GROUP)}
+
+
+def freeze_at_work(client: Client, victim: subprocess.Popen[bytes], queue: str, redis: Redis) -> None:
+    """Stop ``victim`` while it has entries."""
+    wait_until(lambda: client.depth(queue).pending > 0)
+    victim.send_signal(signal.SIGSTOP)
+    assert b"w0" in owners(redis, queue).values()
+
+
+def test_a_worker_killed_on_this_host_is_succeeded_at_once_whatever_the_lease(
+    client: Client, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    victim = workers.start(tiny_classifier, config=NO_LEASE)
+    ids = client.submit_many(queue, texts(3000))
+    freeze_at_work(client, victim, queue, redis)
+    workers.start(tiny_classifier, config=NO_LEASE)
+    victim.kill()
+    victim.wait()
+    assert all(client.result(request_id).ok for request_id in ids)
+    wait_until(lambda: consumers(redis, queue) == {b"w1"})
+    assert "worker_died" in workers.log(1).read_text()
+    assert [worker["name"] for worker in client.workers(queue)] == ["w1"]
+    assert redis.hkeys(keys.processes(queue)) == [b"w1"]
+
+
+def test_a_worker_that_starts_later_succeeds_one_that_died_before(
+    client: Client, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    victim = workers.start(tiny_classifier, config=NO_LEASE)
+    ids = client.submit_many(queue, texts(3000))
+    freeze_at_work(client, victim, queue, redis)
+    victim.kill()  # not waited for: a zombie is dead too
+    redis.delete(keys.worker(queue, "w0"))  # its heartbeat has ended long ago
+    workers.start(tiny_classifier, config=NO_LEASE)
+    assert all(client.result(request_id).ok for request_id in ids)
+
+
+def test_a_worker_killed_on_another_host_is_succeeded_after_its_lease(
+    client: Client, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    victim = workers.start(tiny_classifier, config="{lease_s: 10}")
+    ids = client.submit_many(queue, texts(3000))
+    freeze_at_work(client, victim, queue, redis)
+    redis.hset(keys.processes(queue), "w0", "elsewhere/6d0c/pid:[4026531836]/4711/1234")
+    victim.kill()
+    killed = time.monotonic()
+    held = [entry for entry, owner in owners(redis, queue).items() if owner == b"w0"]
+    workers.start(tiny_classifier, config="{lease_s: 10}")
+    assert all(client.result(request_id).ok for request_id in ids)
+    assert held
+    assert time.monotonic() - killed > 10 / 2  # renewed at the latest a third of the lease before
+    assert b"w0" in consumers(redis, queue)
+
+
+def test_a_frozen_worker_that_wakes_up_takes_nothing_back(redis_url: str, redis: Redis, queue: str) -> None:
+    frozen = StreamSource(redis_url, queue, "frozen", lease_s=30, result_ttl_s=60)
+    other = StreamSource(redis_url, queue, "other", lease_s=30, result_ttl_s=60)
+    stream = keys.requests(queue)
+    for i in range(4):
+        redis.execute_command("XADD", stream, "*", "id", f"r-{i}", "body", "{}")
+    taken = frozen.take(4, 0.0)
+    assert other.take(4, 0.0) == []
+    redis.execute_command("XCLAIM", stream, keys.GROUP, "other", 0, taken[0].entry_id, taken[2].entry_id)
+    time.sleep(0.05)
+    frozen.renew(Connections(redis_url))
+    assert list(owners(redis, queue).values()) == [b"other", b"frozen", b"other", b"frozen"]
+    rows = pending(redis, queue)
+    assert [row["time_since_delivered"] >= 50 for row in rows] == [True, False, True, False]
+    assert [row["times_delivered"] for row in rows] == [2, 1, 2, 1]
+
+
+def test_a_name_that_another_process_has_by_now_is_not_robbed(
+    redis_url: str, redis: Redis, queue: str
+) -> None:
+    source = StreamSource(redis_url, queue, "w0", lease_s=30, result_ttl_s=60)
+    redis.execute_command("XADD", keys.requests(queue), "*", "id", "r", "body", "{}")
+    assert source.take(1, 0.0)
+    names = [keys.requests(queue), keys.processes(queue), keys.worker(queue, "w0")]
+
+    def inherit(its_process: str) -> Any:
+        return Connections(redis_url).run("inherit", names, [keys.GROUP, "w1", "w0", its_process, 10])
+
+    assert inherit(f"{process.here()}4711/1") == 0
+    assert set(owners(redis, queue).values()) == {b"w0"}
+    assert inherit(process.own()) == 1
+    assert set(owners(redis, queue).values()) == {b"w1"}
+
+
+def test_entries_of_the_dead_keep_their_count_until_they_run(
+    redis_url: str, redis: Redis, queue: str
+) -> None:
+    victim = StreamSource(redis_url, queue, "victim", lease_s=3600, result_ttl_s=60)
+    heir = StreamSource(redis_url, queue, "heir", lease_s=3600, result_ttl_s=60)
+    for i in range(40):
+        redis.execute_command("XADD", keys.requests(queue), "*", "id", f"r-{i}", "body", "{}")
+    assert len(victim.take(40, 0.0)) == 40
+    redis.hset(keys.processes(queue), "victim", f"{process.here()}4711/1")
+    assert heir.take(40, 0.0) == []
+    heir.look(Connections(redis_url))
+    for _ in range(40):
+        (delivery,) = heir.take(40, 0.0)  # each alone
+        assert delivery.deliveries == 2
+    rows = pending(redis, queue)
+    assert {(row["consumer"], row["times_delivered"]) for row in rows} == {(b"heir", 2)}
+    assert heir.take(40, 0.0) == []
+    assert consumers(redis, queue) == {b"heir"}
+
+
+def test_the_dead_are_told_from_the_living() -> None:
+    itself = process.own()
+    assert itself.startswith(process.here())
+    assert not process.is_dead(itself)
+    assert process.is_dead(f"{itself}0")  # the number was given to a later process
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        started = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        name = f"{process.here()}{child.pid}/{started}"
+        assert not process.is_dead(name)
+        child.kill()
+        wait_until(lambda: process.is_dead(name))  # a zombie
+    assert process.is_dead(name)
+
+
+@pytest.mark.parametrize("odd", ["", "x", "1", f"{10**30}/5", "-1/5", "0/0"])
+def test_what_is_no_process_is_never_dead_by_mistake(odd: str) -> None:
+    # Number 0 would be the whole process group.
+    assert not process.is_dead(process.here() + odd)

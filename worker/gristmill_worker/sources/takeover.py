@@ -1,0 +1,72 @@
+"""Entries of workers that died or fell silent: who they are, and making their entries this worker's own.
+
+A worker on this host whose process is dead is noticed within LOOK_S. Of all others only silence is known:
+their entries are taken over once they were not renewed for a lease.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from gristmill import keys
+from gristmill.driver import Connections
+from gristmill_worker import process
+from gristmill_worker.telemetry import logger
+
+LOOK_S: Final = 0.25
+INHERITED: Final = 16  # entries at a time: each runs alone, and others want to help
+RECLAIMED: Final = 64
+
+
+class Takeover:
+    """Looks in one thread (:meth:`look`) and takes over in another (:meth:`claim`)."""
+
+    def __init__(self, queue: str, worker: str, lease_s: float) -> None:
+        self._queue = queue
+        self._worker = worker
+        self._stream = keys.requests(queue)
+        self._processes = keys.processes(queue)
+        self._lease_s = lease_s
+        self._dead: dict[bytes, bytes] = {}  # worker -> its process; replaced as a whole
+        self._scan_at = 0.0  # when to look through all entries: whatever else happens, none stays for ever
+
+    def look(self, redis: Connections) -> None:
+        """Find out whose entries may be taken over."""
+        args = [keys.GROUP, self._worker, int(self._lease_s * 1000), process.here()]
+        silent, *others = redis.run("look", [self._stream, self._processes], args)
+        if silent:
+            self._scan_at = 0.0
+        known = self._dead
+        found = dict(zip(others[::2], others[1::2], strict=True))
+        self._dead = {
+            name: it for name, it in found.items() if process.is_dead(it.decode("utf-8", "replace"))
+        }
+        for name in self._dead.keys() - known.keys():
+            logger().warning("worker_died", worker=name.decode("utf-8", "replace"))
+
+    def claim(self, redis: Connections) -> bool:
+        """Make some of the entries that may be taken over this worker's own; says whether there were any."""
+        for name, its_process in list(self._dead.items()):
+            if self._inherit(redis, name, its_process):
+                return True
+            self._dead.pop(name, None)
+        return time.monotonic() >= self._scan_at and self._scan(redis)
+
+    def _inherit(self, redis: Connections, name: bytes, its_process: bytes) -> bool:
+        heartbeat = keys.worker(self._queue, name.decode("utf-8", "replace"))
+        args = [keys.GROUP, self._worker, name, its_process, INHERITED]
+        return bool(redis.run("inherit", [self._stream, self._processes, heartbeat], args))
+
+    def _scan(self, redis: Connections) -> bool:
+        lease_ms = int(self._lease_s * 1000)
+        scan_at = time.monotonic() + self._lease_s / 3
+        cursor: Any = "0-0"
+        while True:
+            args = [keys.GROUP, self._worker, lease_ms, cursor, RECLAIMED]
+            cursor, claimed = redis.run("takeover", [self._stream], args)
+            if any(entry_id is not None for entry_id in claimed):
+                return True
+            if cursor in {"0-0", b"0-0"}:
+                self._scan_at = scan_at
+                return False
