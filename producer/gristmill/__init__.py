@@ -3,12 +3,14 @@
 from gristmill.aio import AsyncClient
 from gristmill.calls import RequestId
 from gristmill.client import Client
+from gristmill.control import DeadLetter
 from gristmill.core import Depth
 from gristmill.errors import (
     BrokerUnavailable,
     ErrorCode,
     GristmillError,
     InvalidRequestError,
+    NotFoundError,
     QueueFull,
     RequestExpired,
     ResultTimeout,
@@ -22,10 +24,12 @@ __all__ = [
     "AsyncClient",
     "BrokerUnavailable",
     "Client",
+    "DeadLetter",
     "Depth",
     "ErrorCode",
     "GristmillError",
     "InvalidRequestError",
+    "NotFoundError",
     "QueueFull",
     "RequestExpired",
     "RequestId",

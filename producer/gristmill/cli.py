@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -15,15 +14,14 @@ import click
 import orjson
 from click.core import ParameterSource
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
-from gristmill import __version__, console, wire
+from gristmill import __version__, console, operate, wire
 from gristmill.bulk import Job, score_file
 from gristmill.bulk.display import preview_table, print_summary, progress_bar
 from gristmill.bulk.score import served_task
 from gristmill.calls import Item
 from gristmill.client import Client
+from gristmill.console import QUICK_RETRY_S, redis_option
 from gristmill.core import MAX_WINDOW
 from gristmill.embedded import PrivateRedis, PrivateWorkers
 from gristmill.errors import (
@@ -35,18 +33,7 @@ from gristmill.errors import (
 )
 
 PRIVATE_QUEUE: Final = "score"
-QUICK_RETRY_S: Final = 3.0  # who types a command does not want to wait long for a Redis that is not there
 SUBMIT_LINES: Final = 1000  # of standard input, at a time
-
-redis_option = click.option(
-    "--redis",
-    metavar="URL",
-    envvar="GRISTMILL_REDIS",
-    default="redis://localhost:6379/0",
-    show_default=True,
-    show_envvar=True,
-    help="Where the queues are.",
-)
 
 
 @click.group(epilog=console.EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
@@ -248,42 +235,8 @@ def result(queue: str, request_id: str, timeout: float, redis: str) -> int:
     return ExitCode.OK if found.ok else ExitCode.REQUEST_FAILED
 
 
-@cli.command("queue")
-@click.argument("name", metavar="[QUEUE]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@redis_option
-def show_queue(name: str | None, as_json: bool, redis: str) -> None:
-    """Show what the queues hold and who serves them.
-
-    Waiting requests were not given to a worker yet, pending ones were; dead ones were given up; bound is the
-    number of requests that the queue takes.
-    """
-    with Client(redis, retry_s=QUICK_RETRY_S) as client:
-        names = client.queues() if name is None else [name]
-        found = [(each, client.depth(each), client.workers(each)) for each in names]
-    if as_json:
-        records = [{"queue": each, **asdict(depth), "workers": workers} for each, depth, workers in found]
-        click.echo(orjson.dumps(records, option=orjson.OPT_INDENT_2))
-        return
-    numbers = ("waiting", "pending", "dead", "bound", "workers")
-    table = Table("queue", *(Column(header, justify="right") for header in numbers))
-    for each, depth, workers in found:
-        counts = (depth.waiting, depth.pending, depth.dead, depth.max_length, len(workers))
-        table.add_row(each, *(f"{count:,}" for count in counts))
-    terminal = Console()
-    terminal.print(table)
-    for each, _, workers in found:
-        if workers:
-            terminal.print(_workers_table(each, workers))
-
-
-def _workers_table(queue: str, workers: list[dict[str, str]]) -> Table:
-    columns = ("name", "engine", "model", "task", "requests", "batches")
-    headers = (Column(column, overflow="fold") for column in columns)  # a cut name is of no use
-    table = Table(*headers, title=f"workers of {queue}", title_justify="left")
-    for worker in workers:
-        table.add_row(*(escape(worker.get(column, "")) for column in columns))
-    return table
+cli.add_command(operate.queue)
+cli.add_command(operate.dead)
 
 
 def main() -> NoReturn:

@@ -11,7 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gristmill import keys, wire
@@ -31,12 +31,17 @@ MAX_WINDOW: Final = 10_000  # finish.lua's cap on a reply stream: nothing awaite
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What a queue holds. ``waiting`` were not given to a worker yet, ``pending`` were."""
+    """What a queue holds. ``waiting`` were not given to a worker yet, ``pending`` were.
+
+    ``oldest_s`` is the age of the oldest of both, None where there is none; it takes no part in comparisons.
+    """
 
     waiting: int
     pending: int
     dead: int
     max_length: int
+    paused: bool = False
+    oldest_s: float | None = field(default=None, compare=False)
 
 
 class Core:
@@ -193,15 +198,19 @@ class Core:
         return sorted(name for name in decoded if keys.is_name(name))  # anybody can write there
 
     def depth(self, queue: str) -> Steps[Depth]:
-        ends = time.monotonic() + self.retry_s
-        stream = keys.requests(keys.check_queue(queue))
-        length = yield from self.persist(Command(("XLEN", stream)), ends)
-        dead = yield from self.persist(Command(("XLEN", keys.dead(queue))), ends)
-        bound = yield from self.persist(Command(("HGET", keys.config(queue), "max_length")), ends)
-        pending = 0
-        for consumer in (yield from self._consumers(queue, ends)):
-            pending += int(consumer[b"pending"])
-        return Depth(max(length - pending, 0), pending, dead, self._bound(bound))
+        names = [*keys.streams(keys.check_queue(queue)), keys.dead(queue), keys.config(queue)]
+        script = Script("depth", names, [keys.GROUP])
+        entries, pending, dead, age_ms, bound, paused = yield from self.persist(
+            script, time.monotonic() + self.retry_s
+        )
+        return Depth(
+            waiting=max(entries - pending, 0),
+            pending=pending,
+            dead=dead,
+            max_length=self._bound(bound),
+            paused=paused == b"1",
+            oldest_s=None if age_ms < 0 else age_ms / 1000,
+        )
 
     def _bound(self, configured: bytes | None) -> int:
         """Read the bound as submit.lua does: anything but digits is as if it were not there."""

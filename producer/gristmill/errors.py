@@ -119,6 +119,10 @@ class InputFileError(GristmillError):
     exit_code = ExitCode.BAD_INPUT
 
 
+class NotFoundError(GristmillError):
+    """Nothing on the queue has the given ID."""
+
+
 class NoWorkerError(GristmillError):
     """No live worker serves the queue."""
 
