@@ -61,6 +61,7 @@ def _delimiter(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.option("--threads", type=click.IntRange(min=1), help="Engine threads of each such worker.")
 @click.option("--top-k", type=click.IntRange(min=0), default=1, show_default=True, help="Labels; 0: all.")
 @click.option("--truncate/--no-truncate", default=True, show_default=True, help="Cut too long texts.")
+@console.priority_option
 @click.option(
     "--window", type=click.IntRange(1, MAX_WINDOW), default=1024, show_default=True, help="Rows in flight."
 )
@@ -153,6 +154,7 @@ def _running_workers(stack: ExitStack, redis: str, queue: str, wait_s: float) ->
     "--ttl", type=click.IntRange(1, wire.MAX_TTL_S), metavar="S", help="Seconds to keep the result."
 )
 @click.option("--deadline-ms", type=click.IntRange(min=1), metavar="MS", help="Drop it if not run by then.")
+@console.priority_option
 @redis_option
 def submit(
     queue: str,
@@ -162,6 +164,7 @@ def submit(
     body: str | None,
     ttl: int | None,
     deadline_ms: int | None,
+    priority: str,
     redis: str,
 ) -> None:
     """Queue TEXT (or with "-" each line of standard input) and print the request IDs.
@@ -187,7 +190,7 @@ def submit(
             ids = None if request_id is None else [request_id]
             try:
                 queued = client.submit_many(
-                    queue, batch, ids=ids, ttl_s=ttl, deadline_s=deadline_s, reply=False
+                    queue, batch, ids=ids, ttl_s=ttl, deadline_s=deadline_s, priority=priority, reply=False
                 )
             except QueueFull as error:
                 click.echo("\n".join(error.accepted))

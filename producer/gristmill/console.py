@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from gristmill.errors import ExitCode, GristmillError, InputFileError
+from gristmill.keys import DEFAULT, PRIORITIES
 
 EXIT_CODES: Final = "Exit codes: " + ", ".join(
     f"{code.value} {code.name.lower().replace('_', ' ')}" for code in ExitCode
@@ -29,6 +30,14 @@ redis_option = click.option(
     show_default=True,
     show_envvar=True,
     help="Where the queues are.",
+)
+
+priority_option = click.option(
+    "--priority",
+    type=click.Choice(PRIORITIES),
+    default=DEFAULT,
+    show_default=True,
+    help="Of these requests among all of the queue.",
 )
 
 

@@ -80,19 +80,21 @@ class Core:
         ]
         accepted: list[RequestId] = []
         for chunk in chunks(requests):
-            outcome = yield from self.send(queue, chunk)
+            outcome = yield from self.send(queue, chunk, call.priority)
             accepted += [RequestId(r.id, queue, name) for r, o in zip(chunk, outcome, strict=True) if o >= 0]
             if -1 in outcome:
                 raise QueueFull(queue, accepted, len(requests) - len(accepted))
         return accepted
 
-    def send(self, queue: str, chunk: Sequence[Request]) -> Steps[list[int]]:
+    def send(self, queue: str, chunk: Sequence[Request], priority: str) -> Steps[list[int]]:
         """Run submit.lua on ``chunk``; returns its outcomes. Repeated blindly: the script is idempotent."""
         args: list[Any] = [self.max_length, PENDING_TTL_S]
         for request in chunk:
             fields = request.fields()
             args += [len(fields) // 2, *fields]
-        names = [keys.requests(queue), keys.config(queue), *(keys.result(queue, r.id) for r in chunk)]
+        names = [keys.requests(queue, priority)]
+        names += [stream for stream in keys.streams(queue) if stream != names[0]]
+        names += [keys.config(queue), *(keys.result(queue, r.id) for r in chunk)]
         ends = time.monotonic() + self.retry_s
         outcome: list[int] = yield from self.persist(Script("submit", names, args), ends)
         if queue not in self._announced:
@@ -118,7 +120,7 @@ class Core:
         check_seconds("timeout_s", timeout_s)
         request = call.request(item, None, self.name, self.max_body_bytes)
         yield from self.listen(box, time.monotonic() + self.retry_s)
-        if (yield from self.send(queue, [request])) == [-1]:
+        if (yield from self.send(queue, [request], call.priority)) == [-1]:
             raise QueueFull(queue, [], 1)
         # The mailbox was open before the request was sent: its result will be pushed.
         check_at = time.monotonic() + CHECK_EVERY_S

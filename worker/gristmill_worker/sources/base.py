@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gristmill.keys import DEFAULT
 from gristmill.wire import Result
 
 
@@ -16,6 +17,7 @@ class Delivery:
     entry_id: bytes
     fields: Mapping[bytes, bytes]
     deliveries: int
+    priority: str = DEFAULT
 
     @property
     def enqueued_ms(self) -> int:

@@ -1,9 +1,7 @@
-"""A queue in a Redis stream, read through the consumer group ``workers`` (see WIRE.md)."""
+"""A queue in Redis streams, read through the consumer group ``workers`` (see WIRE.md)."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -13,12 +11,14 @@ from redis import ConnectionPool, Redis
 from redis.exceptions import ResponseError
 
 from gristmill import keys, wire
-from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, Connections, open_pool, translate
+from gristmill.driver import ERRORS, Connections, open_pool, translate
 from gristmill_worker.sources.base import Delivery, Outcome
+from gristmill_worker.sources.leases import Leases
+from gristmill_worker.sources.reading import Reader, pause_for
 
 REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer requests in flight
 DONE_MARK_S: Final = 60
-RECLAIM_ENTRIES: Final = 256  # at a time
+STREAM_NUMBERS: Final = {priority: i for i, priority in enumerate(keys.PRIORITIES, 1)}  # as in finish.lua
 FORGOTTEN_MS: Final = 3_600_000  # a consumer without entries that is idle for so long is gone
 
 
@@ -34,15 +34,12 @@ class StreamSource:
         self._url = url
         self._queue = keys.check_queue(queue)
         self._worker = worker
-        self._lease_s = lease_s
         self._result_ttl_s = result_ttl_s
         self._redis = Connections(url)
-        self._stream = keys.requests(queue)
-        self._ready = False  # the group exists
-        self._recover = True  # a restarted worker may have entries under its name
-        self._reclaim_at = 0.0
-        self._in_flight: set[bytes] = set()
-        self._lock = threading.Lock()
+        self._streams = keys.streams(queue)
+        self._reader = Reader(self._redis, queue, worker)
+        self._leases = Leases(self._redis, queue, worker, lease_s)
+        self._ready = False  # the groups exist
 
     def take(self, count: int, block_s: float) -> list[Delivery]:
         """Return one entry that was delivered before, or else up to ``count`` new ones.
@@ -52,23 +49,21 @@ class StreamSource:
         """
         with self._translated():
             self._prepare()
-            if time.monotonic() >= self._reclaim_at:
-                self._reclaim()
-            found: list[Delivery] = []
-            if self._recover:
-                self._recover = False  # first: another thread may set it again meanwhile
-                found = self._own()
-                self._recover = self._recover or bool(found)
-            if not found:
-                found = self._new(count, block_s)
-        with self._lock:
-            self._in_flight.update(delivery.entry_id for delivery in found)
+            paused = self._reader.paused()
+            if not paused:
+                self._leases.reclaim()
+            found = self._leases.own()
+            if not found and not paused:
+                found = self._reader.take(count, block_s)
+        self._leases.add(found)
+        if paused and not found:
+            pause_for(block_s)
         return found
 
     def finish(self, outcomes: Sequence[Outcome]) -> int:
         """Run finish.lua. May be repeated after a lost reply: what was acknowledged is not done again."""
         replies = {name: i for i, name in enumerate(sorted({o.reply for o in outcomes if o.reply}), 1)}
-        names = [self._stream, keys.dead(self._queue), *(keys.reply(self._queue, name) for name in replies)]
+        names = [*self._streams, keys.dead(self._queue), *(keys.reply(self._queue, name) for name in replies)]
         lists: list[list[bytes]] = [[] for _ in range(1 + len(replies))]
         rows: list[Any] = []
         for outcome in outcomes:
@@ -82,6 +77,7 @@ class StreamSource:
                 lists[stream].append(body)
                 size = len(body)
             rows += [
+                STREAM_NUMBERS[outcome.delivery.priority],
                 outcome.delivery.entry_id,
                 stream,
                 self._result_ttl_s if outcome.ttl_s is None else outcome.ttl_s,
@@ -93,15 +89,13 @@ class StreamSource:
         args = [keys.GROUP, self._worker, REPLY_CAP, DONE_MARK_S, len(replies), *results, *rows]
         with self._translated():
             finished: int = sum(self._redis.run("finish", names, args))
-        with self._lock:
-            self._in_flight.difference_update(outcome.delivery.entry_id for outcome in outcomes)
+        self._leases.drop(outcome.delivery for outcome in outcomes)
         return finished
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """See :meth:`~gristmill_worker.sources.base.Source.release`."""
-        with self._lock:
-            self._in_flight.difference_update(delivery.entry_id for delivery in deliveries)
-        self._recover = True
+        self._leases.drop(deliveries)
+        self._leases.recover()
 
     def reachable(self) -> bool:
         """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
@@ -112,15 +106,12 @@ class StreamSource:
 
     def recover(self) -> None:
         """See :meth:`~gristmill_worker.sources.base.Source.recover`."""
-        self._recover = True
+        self._leases.recover()
 
     def renew(self, connection: Redis) -> None:
         """Renew the lease of everything in flight; called from another thread with its own connection."""
-        with self._lock:
-            held: list[Any] = sorted(self._in_flight)
-        if held:
-            with self._translated():
-                connection.xclaim(self._stream, keys.GROUP, self._worker, 0, held, justid=True)
+        with self._translated():
+            self._leases.renew(connection)
 
     def beat(self, connection: Redis, fields: Mapping[str, str], ttl_s: int) -> None:
         """Write this worker's heartbeat."""
@@ -132,7 +123,7 @@ class StreamSource:
 
     def leave(self) -> None:
         """Sign off and close; entries in flight stay for others to take over."""
-        names = [self._stream, keys.worker(self._queue, self._worker)]
+        names = [keys.worker(self._queue, self._worker), *self._streams]
         try:
             self._redis.run("leave", names, [keys.GROUP, self._worker, FORGOTTEN_MS])
         except ERRORS:
@@ -143,56 +134,15 @@ class StreamSource:
     def _prepare(self) -> None:
         if self._ready:
             return
-        try:
-            self._redis.call("XGROUP CREATE", self._stream, keys.GROUP, "0", "MKSTREAM")
-        except ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
-        self._redis.call("XGROUP CREATECONSUMER", self._stream, keys.GROUP, self._worker)
+        for stream in self._streams:
+            try:
+                self._redis.call("XGROUP CREATE", stream, keys.GROUP, "0", "MKSTREAM")
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):
+                    raise
+            self._redis.call("XGROUP CREATECONSUMER", stream, keys.GROUP, self._worker)
         self._redis.call("SADD", keys.QUEUES, self._queue)
         self._ready = True
-
-    def _own(self) -> list[Delivery]:
-        """Take the oldest entry under this name that is not being worked on."""
-        with self._lock:
-            busy = set(self._in_flight)
-        rows = self._redis.call("XPENDING", self._stream, keys.GROUP, "-", "+", len(busy) + 1, self._worker)
-        for entry_id, _, _, delivered in rows:
-            if entry_id not in busy:
-                claim = ("XCLAIM", self._stream, keys.GROUP, self._worker, 0, entry_id)
-                claimed = self._redis.call(*claim)
-                if not claimed or claimed[0] is None:  # somebody has deleted the entry itself
-                    self._redis.call("XACK", self._stream, keys.GROUP, entry_id)
-                    return self._own()
-                return [_delivery(claimed[0], int(delivered) + 1)]
-        return []
-
-    def _reclaim(self) -> None:
-        """Take over entries whose lease ran out; they then are this name's own."""
-        cursor: Any = "0-0"
-        while True:
-            cursor, claimed = self._autoclaim(cursor)
-            self._recover = self._recover or bool(claimed)
-            if claimed or cursor in {"0-0", b"0-0"}:
-                break
-        if not claimed:
-            self._reclaim_at = time.monotonic() + self._lease_s / 3
-
-    def _autoclaim(self, cursor: Any) -> tuple[Any, list[Any]]:
-        lease_ms = int(self._lease_s * 1000)
-        # JUSTID: this is no delivery yet.
-        reply = self._redis.run(
-            "takeover", [self._stream], [keys.GROUP, self._worker, lease_ms, cursor, RECLAIM_ENTRIES]
-        )
-        return reply[0], [entry_id for entry_id in reply[1] if entry_id is not None]
-
-    def _new(self, count: int, block_s: float) -> list[Delivery]:
-        block_ms = int(min(block_s, SOCKET_TIMEOUT_S / 2) * 1000)
-        block = ("BLOCK", block_ms) if block_ms else ()  # BLOCK 0 would wait for ever
-        group = ("GROUP", keys.GROUP, self._worker)
-        reply = self._redis.call("XREADGROUP", *group, "COUNT", count, *block, "STREAMS", self._stream, ">")
-        entries = reply[0][1] if reply else []
-        return [_delivery(entry, 1) for entry in entries]
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -202,8 +152,3 @@ class StreamSource:
             if str(error).startswith("NOGROUP"):
                 self._ready = False  # Redis came back without its data
             raise translate(error, self._url) from error
-
-
-def _delivery(entry: tuple[bytes, Sequence[bytes] | None], deliveries: int) -> Delivery:
-    entry_id, fields = entry
-    return Delivery(entry_id, wire.pairs(fields or ()), deliveries)  # no fields: the entry was deleted
