@@ -12,9 +12,11 @@ from gristmill.errors import (
     InvalidRequestError,
     NotFoundError,
     QueueFull,
+    RequestCancelled,
     RequestExpired,
     ResultTimeout,
     ScoringError,
+    Status,
 )
 from gristmill.wire import Result
 
@@ -31,10 +33,12 @@ __all__ = [
     "InvalidRequestError",
     "NotFoundError",
     "QueueFull",
+    "RequestCancelled",
     "RequestExpired",
     "RequestId",
     "Result",
     "ResultTimeout",
     "ScoringError",
+    "Status",
     "__version__",
 ]

@@ -134,6 +134,10 @@ class AsyncClient:
         """See :meth:`gristmill.Client.workers`."""
         return await self._run(self._core.workers(queue))
 
+    async def cancel(self, queue: str, *request_ids: str) -> dict[str, str]:
+        """See :meth:`gristmill.Client.cancel`."""
+        return await self._run(control.cancel(self._core, queue, request_ids))
+
     async def dead_letters(
         self, queue: str, ids: Iterable[str] | None = None, *, limit: int | None = None
     ) -> list[DeadLetter]:

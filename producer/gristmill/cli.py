@@ -240,6 +240,7 @@ def result(queue: str, request_id: str, timeout: float, redis: str) -> int:
 
 cli.add_command(operate.queue)
 cli.add_command(operate.dead)
+cli.add_command(operate.cancel)
 
 
 def main() -> NoReturn:

@@ -149,6 +149,16 @@ class Client:
         """Return the heartbeat fields of each live worker of a queue."""
         return self._run(self._core.workers(queue))
 
+    def cancel(self, queue: str, *request_ids: str) -> dict[str, str]:
+        """Cancel requests and return the status that each has now.
+
+        ``cancelled``: it has no other result, and never will; who waits for it is told at once if the ID came
+        from :meth:`submit`, else within a second or two. ``ok``, ``error``, ``expired``, or ``done`` (it was
+        only pushed): too late. ``unknown``: never submitted, or its result was not kept. What runs already
+        is not interrupted, its result is dropped.
+        """
+        return self._run(control.cancel(self._core, queue, request_ids))
+
     def dead_letters(
         self, queue: str, ids: Iterable[str] | None = None, *, limit: int | None = None
     ) -> list[DeadLetter]:

@@ -1,4 +1,4 @@
-"""What an operator does with a queue: dead letters, pausing, its bound; no I/O, like the core."""
+"""Control of requests and queues: cancelling, dead letters, pausing, the bound; no I/O, like the core."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gristmill import keys, wire
-from gristmill.calls import CHUNK_REQUESTS, check_seconds
+from gristmill.calls import CHUNK_REQUESTS, RequestId, check_seconds
 from gristmill.core import PENDING_TTL_S, Core
-from gristmill.errors import InvalidRequestError
+from gristmill.errors import ErrorCode, InvalidRequestError, Status
 from gristmill.ops import Command, Script, Steps
+from gristmill.wire import REPLY_CAP, Result
 
+CANCELLED_TTL_S: Final = 3600  # the result of a cancelled request is kept for
+CANCELLED_IDS: Final = 100_000  # that workers skip, at the most; older ones run, and their results drop
 PAGE_LETTERS: Final = 50  # a letter may have a megabyte
 _OURS: Final = {b"reason", b"deliveries", b"worker"}
 _RETRIED: Final = {1: "queued", 0: "gone", -1: "full", -2: "answered"}
@@ -35,6 +38,26 @@ class DeadLetter:
     priority: str
     body: bytes
     fields: dict[bytes, bytes]
+
+
+def cancel(core: Core, queue: str, ids: Sequence[str]) -> Steps[dict[str, str]]:
+    """Cancel requests; returns the status that each has now. May be repeated."""
+    name = keys.cancelled(keys.check_queue(queue))
+    wanted = list({wire.check_id(request_id): request_id for request_id in ids}.values())
+    error = (ErrorCode.CANCELLED, "it was cancelled")
+    ends = time.monotonic() + core.retry_s
+    outcome: dict[str, str] = {}
+    for at in range(0, len(wanted), CHUNK_REQUESTS):
+        chunk = wanted[at : at + CHUNK_REQUESTS]
+        names = [name]
+        args: list[Any] = [CANCELLED_TTL_S, PENDING_TTL_S * 1000, CANCELLED_IDS, REPLY_CAP]
+        for request_id in chunk:
+            reply = request_id.reply if isinstance(request_id, RequestId) else None
+            names += [keys.result(queue, request_id), keys.reply(queue, reply) if reply else name]
+            args += [request_id, wire.encode_result(Result(str(request_id), Status.CANCELLED, error=error))]
+        found = yield from core.persist(Script("cancel", names, args), ends)
+        outcome |= {str(each): status.decode() for each, status in zip(chunk, found, strict=True)}
+    return outcome
 
 
 def dead_letters(

@@ -17,6 +17,16 @@ class ErrorCode(StrEnum):
     INVALID_OUTPUT = "invalid_output"  # the model answered NaN or infinity
     DEAD_LETTERED = "dead_lettered"  # given up after too many deliveries
     EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+class Status(StrEnum):
+    """What a result's ``status`` can be."""
+
+    OK = "ok"
+    ERROR = "error"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
 
 
 class ExitCode(IntEnum):
@@ -111,6 +121,13 @@ class RequestExpired(ScoringError):
 
     def __init__(self, request_id: str, message: str = "its deadline passed before it ran") -> None:
         super().__init__(request_id, ErrorCode.EXPIRED, message)
+
+
+class RequestCancelled(ScoringError):
+    """The request was cancelled before it had a result."""
+
+    def __init__(self, request_id: str, message: str = "it was cancelled") -> None:
+        super().__init__(request_id, ErrorCode.CANCELLED, message)
 
 
 class InputFileError(GristmillError):

@@ -51,6 +51,10 @@ def dead(queue: str) -> str:
     return f"gm:{{{queue}}}:dead"
 
 
+def cancelled(queue: str) -> str:
+    return f"gm:{{{queue}}}:cancelled"
+
+
 def worker(queue: str, name: str) -> str:
     return f"gm:{{{queue}}}:worker:{name}"
 

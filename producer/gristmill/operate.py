@@ -1,4 +1,4 @@
-"""The commands for who runs queues: ``gristmill queue …`` and ``gristmill dead …``."""
+"""The commands for who runs queues: ``gristmill queue …``, ``gristmill dead …``, ``gristmill cancel``."""
 
 from __future__ import annotations
 
@@ -228,3 +228,19 @@ def purge_dead(queue: str, ids: tuple[str, ...], every: bool, older_than: float 
         count = client.purge_dead(queue, chosen, older_than_s=older_than)
     click.echo(count)
     return ExitCode.FAILURE if count < len(set(ids)) else ExitCode.OK
+
+
+@click.command()
+@click.argument("queue", metavar="QUEUE")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@redis_option
+def cancel(queue: str, ids: tuple[str, ...], redis: str) -> int:
+    """Cancel requests that have no result yet.
+
+    Prints the status that each has now: cancelled; ok, error, expired or done: too late; unknown: never
+    submitted, or its result was not kept.
+    """
+    with Client(redis, retry_s=QUICK_RETRY_S) as client:
+        outcome = client.cancel(queue, *ids)
+    console.print_outcome(outcome)
+    return ExitCode.OK if set(outcome.values()) == {"cancelled"} else ExitCode.FAILURE

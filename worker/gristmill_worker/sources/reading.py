@@ -16,7 +16,10 @@ LOW_FIRST: Final = 16  # and every so many with low
 
 
 class Reader:
-    """Takes new entries for one worker. The flag ``paused`` comes with a window's first read, in one send."""
+    """Takes new entries for one worker.
+
+    Whether the queue is paused and any ID is cancelled comes with a window's first read, in the same send.
+    """
 
     def __init__(self, redis: Connections, queue: str, worker: str) -> None:
         self._redis = redis
@@ -24,8 +27,10 @@ class Reader:
         self._priorities = {stream.encode(): priority for priority, stream in self._streams.items()}
         self._read = ("XREADGROUP", "GROUP", keys.GROUP, worker, "COUNT")
         self._flag = ("HGET", keys.config(queue), "paused")
+        self._cancelled = keys.cancelled(queue)
+        self._cancelling = False
         self._paused = True  # until Redis says otherwise
-        self._ask = False  # for the flag, with the next read
+        self._ask = False  # for both, with the next read
         self._backlog = False
         self._windows = 0
 
@@ -53,6 +58,14 @@ class Reader:
             if len(found) < count and (longer := [p for p in self._streams if names.count(p) == share]):
                 found += self._in_turn(longer, count - len(found))
         self._backlog = len(found) >= count
+        return self.mark(found) if self._cancelling else found
+
+    def mark(self, found: list[Delivery]) -> list[Delivery]:
+        """Mark those of ``found`` that are cancelled."""
+        if found:
+            ids = [each.fields.get(b"id", b"") for each in found]
+            for each, since in zip(found, self._redis.call("ZMSCORE", self._cancelled, *ids), strict=True):
+                each.cancelled = since is not None
         return found
 
     def _order(self) -> list[str]:
@@ -78,8 +91,8 @@ class Reader:
         names = [self._streams[priority] for priority in priorities]
         read = (*self._read, count, *block, "STREAMS", *names, *(">" for _ in names))
         if self._ask:
-            reply, paused = self._redis.calls(read, self._flag)
-            self._paused, self._ask = paused == b"1", False
+            reply, paused, cancelled = self._redis.calls(read, self._flag, ("EXISTS", self._cancelled))
+            self._paused, self._cancelling, self._ask = paused == b"1", bool(cancelled), False
         else:
             reply = self._redis.call(*read)
         found: list[Delivery] = []

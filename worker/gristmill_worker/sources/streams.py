@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
@@ -16,7 +16,6 @@ from gristmill_worker.sources.base import Delivery, Outcome
 from gristmill_worker.sources.leases import Leases
 from gristmill_worker.sources.reading import Reader, pause_for
 
-REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer requests in flight
 DONE_MARK_S: Final = 60
 STREAM_NUMBERS: Final = {priority: i for i, priority in enumerate(keys.PRIORITIES, 1)}  # as in finish.lua
 FORGOTTEN_MS: Final = 3_600_000  # a consumer without entries that is idle for so long is gone
@@ -52,7 +51,7 @@ class StreamSource:
             paused = self._reader.paused()
             if not paused:
                 self._leases.reclaim()
-            found = self._leases.own()
+            found = self._reader.mark(self._leases.own())
             if not found and not paused:
                 found = self._reader.take(count, block_s)
         self._leases.add(found)
@@ -86,11 +85,18 @@ class StreamSource:
                 outcome.delivery.deliveries,
             ]
         results = [b"[" + b",".join(bodies) + b"]" for bodies in lists]
-        args = [keys.GROUP, self._worker, REPLY_CAP, DONE_MARK_S, len(replies), *results, *rows]
+        args = [keys.GROUP, self._worker, wire.REPLY_CAP, DONE_MARK_S, len(replies), *results, *rows]
         with self._translated():
-            finished: int = sum(self._redis.run("finish", names, args))
+            codes: list[int] = self._redis.run("finish", names, args)
+            if 0 in codes:
+                self._forget(o for o, code in zip(outcomes, codes, strict=True) if code == 0)
         self._leases.drop(outcome.delivery for outcome in outcomes)
-        return finished
+        return sum(codes)
+
+    def _forget(self, dropped: Iterable[Outcome]) -> None:
+        """If they were cancelled, nobody has to look out for them any more."""
+        if ids := [outcome.result.id for outcome in dropped if outcome.result is not None]:
+            self._redis.call("ZREM", keys.cancelled(self._queue), *ids)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """See :meth:`~gristmill_worker.sources.base.Source.release`."""
