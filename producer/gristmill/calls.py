@@ -40,7 +40,8 @@ class CallKeywords(TypedDict, total=False):
 
     ``options`` go to the model's task (``top_k``, ``truncate``, ``encoding``); ``ttl_s`` is how long to keep
     the result; after ``deadline_s`` seconds the request is not run any more; ``trace`` is a W3C traceparent;
-    ``priority`` is ``high``, ``default`` or ``low``.
+    ``priority`` is ``high``, ``default`` or ``low``; ``wait_s`` (0) is how long to wait, with growing pauses,
+    while the queue is full, before QueueFull is raised.
     """
 
     options: Mapping[str, Any] | None
@@ -48,6 +49,7 @@ class CallKeywords(TypedDict, total=False):
     deadline_s: float | None
     trace: str | None
     priority: str
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,12 @@ class CallOptions:
     deadline_s: float | None = None
     trace: str | None = None
     priority: str = DEFAULT
+    wait_s: float = 0.0
+
+    def wait_ends(self) -> float:
+        """Return when to stop waiting for a full queue, by the monotonic clock."""
+        check_seconds("wait_s", self.wait_s)
+        return time.monotonic() + self.wait_s
 
     def request(self, item: Item, request_id: str | None, reply: str | None, limit: int) -> Request:
         """Build the request of ``item``; raise :class:`InvalidRequestError` where that cannot be."""

@@ -19,7 +19,7 @@ from gristmill import __version__, console, operate, wire
 from gristmill.bulk import Job, score_file
 from gristmill.bulk.display import preview_table, print_summary, progress_bar
 from gristmill.bulk.score import served_task
-from gristmill.calls import Item
+from gristmill.calls import CallKeywords, Item
 from gristmill.client import Client
 from gristmill.console import QUICK_RETRY_S, redis_option
 from gristmill.core import MAX_WINDOW
@@ -154,6 +154,14 @@ def _running_workers(stack: ExitStack, redis: str, queue: str, wait_s: float) ->
     "--ttl", type=click.IntRange(1, wire.MAX_TTL_S), metavar="S", help="Seconds to keep the result."
 )
 @click.option("--deadline-ms", type=click.IntRange(min=1), metavar="MS", help="Drop it if not run by then.")
+@click.option(
+    "--wait",
+    type=console.Finite(min=0),
+    default=0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for room in a full queue.",
+)
 @console.priority_option
 @redis_option
 def submit(
@@ -162,10 +170,8 @@ def submit(
     pair: str | None,
     request_id: str | None,
     body: str | None,
-    ttl: int | None,
-    deadline_ms: int | None,
-    priority: str,
     redis: str,
+    **given: Any,
 ) -> None:
     """Queue TEXT (or with "-" each line of standard input) and print the request IDs.
 
@@ -184,14 +190,17 @@ def submit(
         items = _lines()
     else:
         items = iter([text if pair is None else (text, pair)])
-    deadline_s = None if deadline_ms is None else deadline_ms / 1000
+    call: CallKeywords = {
+        "ttl_s": given["ttl"],
+        "deadline_s": None if given["deadline_ms"] is None else given["deadline_ms"] / 1000,
+        "priority": given["priority"],
+        "wait_s": given["wait"],
+    }
     with Client(redis, retry_s=QUICK_RETRY_S) as client:
         while batch := list(islice(items, SUBMIT_LINES)):
             ids = None if request_id is None else [request_id]
             try:
-                queued = client.submit_many(
-                    queue, batch, ids=ids, ttl_s=ttl, deadline_s=deadline_s, priority=priority, reply=False
-                )
+                queued = client.submit_many(queue, batch, ids=ids, reply=False, **call)
             except QueueFull as error:
                 click.echo("\n".join(error.accepted))
                 raise

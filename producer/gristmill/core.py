@@ -26,6 +26,7 @@ REPLY_TTL_S: Final = 600  # a reply stream outlives its reader by this much
 LISTEN_EVERY_S: Final = 2.0
 BLOCK_S: Final = 1.0  # longest blocking read; every socket timeout has to be longer
 CHECK_EVERY_S: Final = 1.0  # how often a waiter that is told nothing looks at the result key
+FULL_BACKOFF_S: Final = 0.05, 1.0  # between two tries at a full queue
 MAX_WINDOW: Final = 10_000  # finish.lua's cap on a reply stream: nothing awaited is ever trimmed
 
 
@@ -79,12 +80,27 @@ class Core:
             for i, item in enumerate(listed)
         ]
         accepted: list[RequestId] = []
+        ends = call.wait_ends()
         for chunk in chunks(requests):
-            outcome = yield from self.send(queue, chunk, call.priority)
+            outcome = yield from self._admit(queue, chunk, call.priority, ends)
             accepted += [RequestId(r.id, queue, name) for r, o in zip(chunk, outcome, strict=True) if o >= 0]
             if -1 in outcome:
                 raise QueueFull(queue, accepted, len(requests) - len(accepted))
         return accepted
+
+    def _admit(self, queue: str, chunk: Sequence[Request], priority: str, ends: float) -> Steps[list[int]]:
+        """Send ``chunk``; what a full queue refuses is sent again until ``ends``."""
+        outcome = yield from self.send(queue, chunk, priority)
+        delay = FULL_BACKOFF_S[0]
+        while -1 in outcome and (left := ends - time.monotonic()) > 0:
+            # Jittered, so that several producers do not come back together.
+            yield Sleep(min(left, delay * random.uniform(0.5, 1.0)))  # noqa: S311 - no secret
+            refused = [i for i, code in enumerate(outcome) if code == -1]
+            again = yield from self.send(queue, [chunk[i] for i in refused], priority)
+            for i, code in zip(refused, again, strict=True):
+                outcome[i] = code
+            delay = FULL_BACKOFF_S[0] if max(again) >= 0 else min(2 * delay, FULL_BACKOFF_S[1])
+        return outcome
 
     def send(self, queue: str, chunk: Sequence[Request], priority: str) -> Steps[list[int]]:
         """Run submit.lua on ``chunk``; returns its outcomes. Repeated blindly: the script is idempotent."""
@@ -120,7 +136,7 @@ class Core:
         check_seconds("timeout_s", timeout_s)
         request = call.request(item, None, self.name, self.max_body_bytes)
         yield from self.listen(box, time.monotonic() + self.retry_s)
-        if (yield from self.send(queue, [request], call.priority)) == [-1]:
+        if (yield from self._admit(queue, [request], call.priority, call.wait_ends())) == [-1]:
             raise QueueFull(queue, [], 1)
         # The mailbox was open before the request was sent: its result will be pushed.
         check_at = time.monotonic() + CHECK_EVERY_S

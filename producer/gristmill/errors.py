@@ -91,7 +91,8 @@ class QueueFull(GristmillError):
     def __init__(self, queue: str, accepted: Sequence[str], refused: int) -> None:
         super().__init__(
             f"queue {queue!r} is full: {refused} of {refused + len(accepted)} requests were refused. "
-            "Submit them again later, add workers, or raise max_length in the queue's config."
+            "Submit them again later or wait for room (wait_s), add workers, or raise the bound with "
+            f"'gristmill queue limit {queue} N'."
         )
         self.queue = queue
         self.accepted = list(accepted)

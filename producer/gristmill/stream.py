@@ -12,14 +12,13 @@ from typing import Any, Final, TypedDict, Unpack
 
 from gristmill import keys, wire
 from gristmill.calls import CHUNK_REQUESTS, CallOptions, Item, check_priority, check_seconds, chunks
-from gristmill.core import BLOCK_S, CHECK_EVERY_S, MAX_WINDOW, Core
+from gristmill.core import BLOCK_S, CHECK_EVERY_S, FULL_BACKOFF_S, MAX_WINDOW, Core
 from gristmill.errors import InvalidRequestError, ResultTimeout
 from gristmill.keys import DEFAULT
 from gristmill.ops import Command, Sleep, Steps
 from gristmill.wire import Request, Result
 
 PULL_S: Final = 0.05  # a slow source of items must not hold back results
-BACKOFF_S: Final = 0.05, 1.0
 
 
 class StreamKeywords(TypedDict, total=False):
@@ -87,7 +86,7 @@ class Stream:
         self._released = 0
         self._sent: dict[str, tuple[int, Request]] = {}  # in flight, oldest first
         self._unsent: deque[tuple[int, Request]] = deque()  # not sent yet, or refused by a full queue
-        self._retry_at, self._backoff_s = 0.0, BACKOFF_S[0]
+        self._retry_at, self._backoff_s = 0.0, FULL_BACKOFF_S[0]
         self._arrived: dict[str, Result] = {}
         self._ready: dict[int, Result] = {}
         self._heard_at = self._checked_at = time.monotonic()
@@ -152,7 +151,7 @@ class Stream:
                     self._box.awaited.pop(request.id, None)
                 else:
                     accepted += 1
-        self._backoff_s = BACKOFF_S[0] if accepted else min(2 * self._backoff_s, BACKOFF_S[1])
+        self._backoff_s = FULL_BACKOFF_S[0] if accepted else min(2 * self._backoff_s, FULL_BACKOFF_S[1])
         if self._unsent:  # jittered, so that several producers do not come back together
             self._retry_at = time.monotonic() + self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311
 
