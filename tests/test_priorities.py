@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from conftest import Server, Workers, wait_until
-from gristmill import Client, InvalidRequestError, QueueFull, Result, keys, wire
+from gristmill import BrokerUnavailable, Client, InvalidRequestError, QueueFull, Result, keys, wire
 from gristmill.core import Depth
 from gristmill.errors import ErrorCode, ExitCode
 from gristmill_worker.sources.base import Delivery, Outcome
@@ -82,6 +82,21 @@ def test_low_is_answered_although_high_never_ends(
         finish(source, window)
     assert windows <= LOW_FIRST
     assert own_client.result("patient", queue=queue).ok
+
+
+def test_what_was_read_before_an_error_comes_again(
+    own_client: Client, own_redis: Server, source: StreamSource, queue: str
+) -> None:
+    """Nobody calls recover() for an error while a window lingers: the source does it itself."""
+    assert source.take(4, 0.01) == []
+    fill(own_client, queue, high=6, default=5)
+    assert len(source.take(4, 0.01)) == 4
+    with Redis.from_url(own_redis.url) as redis:
+        redis.xgroup_destroy(keys.requests(queue), keys.GROUP)
+    with pytest.raises(BrokerUnavailable):
+        source.take(8, 0.0)  # after it has read what high had left
+    again = [source.take(8, 0.01) for _ in range(3)]
+    assert [[(each.priority, each.deliveries) for each in window] for window in again] == [[("high", 2)]] * 3
 
 
 def test_an_idle_worker_gets_what_comes_in_one_window(

@@ -47,13 +47,17 @@ class StreamSource:
         only now: its neighbours in a dead worker's window keep their counts.
         """
         with self._translated():
-            self._prepare()
-            paused = self._reader.paused()
-            if not paused:
-                self._leases.reclaim()
-            found = self._reader.mark(self._leases.own())
-            if not found and not paused:
-                found = self._reader.take(count, block_s)
+            try:
+                self._prepare()
+                paused = self._reader.paused()
+                if not paused:
+                    self._leases.reclaim()
+                found = self._reader.mark(self._leases.own())
+                if not found and not paused:
+                    found = self._reader.take(count, block_s)
+            except ERRORS:
+                self._leases.recover()  # what an earlier read or a lost reply gave is under this name
+                raise
         self._leases.add(found)
         if paused and not found:
             pause_for(block_s)
