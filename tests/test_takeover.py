@@ -114,7 +114,7 @@ def test_a_name_that_another_process_has_by_now_is_not_robbed(
     source = StreamSource(redis_url, queue, "w0", lease_s=30, result_ttl_s=60)
     redis.execute_command("XADD", keys.requests(queue), "*", "id", "r", "body", "{}")
     assert source.take(1, 0.0)
-    names = [keys.requests(queue), keys.processes(queue), keys.worker(queue, "w0")]
+    names = [keys.processes(queue), keys.worker(queue, "w0"), *keys.streams(queue)]
 
     def inherit(its_process: str) -> Any:
         return Connections(redis_url).run("inherit", names, [keys.GROUP, "w1", "w0", its_process, 10])

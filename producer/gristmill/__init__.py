@@ -3,16 +3,20 @@
 from gristmill.aio import AsyncClient
 from gristmill.calls import RequestId
 from gristmill.client import Client
+from gristmill.control import DeadLetter
 from gristmill.core import Depth
 from gristmill.errors import (
     BrokerUnavailable,
     ErrorCode,
     GristmillError,
     InvalidRequestError,
+    NotFoundError,
     QueueFull,
+    RequestCancelled,
     RequestExpired,
     ResultTimeout,
     ScoringError,
+    Status,
 )
 from gristmill.wire import Result
 
@@ -22,15 +26,19 @@ __all__ = [
     "AsyncClient",
     "BrokerUnavailable",
     "Client",
+    "DeadLetter",
     "Depth",
     "ErrorCode",
     "GristmillError",
     "InvalidRequestError",
+    "NotFoundError",
     "QueueFull",
+    "RequestCancelled",
     "RequestExpired",
     "RequestId",
     "Result",
     "ResultTimeout",
     "ScoringError",
+    "Status",
     "__version__",
 ]

@@ -10,8 +10,9 @@ from typing import Any, Self, Unpack
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.commands.core import AsyncScript as DriverScript
 
-from gristmill import scripts
+from gristmill import control, scripts
 from gristmill.calls import CallKeywords, CallOptions, Item, RequestId
+from gristmill.control import DeadLetter
 from gristmill.core import Core, Depth
 from gristmill.driver import ERRORS, open_pool, translate
 from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
@@ -132,6 +133,38 @@ class AsyncClient:
     async def workers(self, queue: str) -> list[dict[str, str]]:
         """See :meth:`gristmill.Client.workers`."""
         return await self._run(self._core.workers(queue))
+
+    async def cancel(self, queue: str, *request_ids: str) -> dict[str, str]:
+        """See :meth:`gristmill.Client.cancel`."""
+        return await self._run(control.cancel(self._core, queue, request_ids))
+
+    async def dead_letters(
+        self, queue: str, ids: Iterable[str] | None = None, *, limit: int | None = None
+    ) -> list[DeadLetter]:
+        """See :meth:`gristmill.Client.dead_letters`."""
+        return await self._run(control.dead_letters(self._core, queue, ids, limit))
+
+    async def retry_dead(self, queue: str, ids: Iterable[str] | None) -> dict[str, str]:
+        """See :meth:`gristmill.Client.retry_dead`."""
+        return await self._run(control.retry_dead(self._core, queue, ids))
+
+    async def purge_dead(
+        self, queue: str, ids: Iterable[str] | None = None, *, older_than_s: float | None = None
+    ) -> int:
+        """See :meth:`gristmill.Client.purge_dead`."""
+        return await self._run(control.purge_dead(self._core, queue, ids, older_than_s))
+
+    async def pause(self, queue: str) -> None:
+        """See :meth:`gristmill.Client.pause`."""
+        await self._run(control.pause(self._core, queue, paused=True))
+
+    async def resume(self, queue: str) -> None:
+        """See :meth:`gristmill.Client.resume`."""
+        await self._run(control.pause(self._core, queue, paused=False))
+
+    async def set_limit(self, queue: str, max_length: int | None) -> None:
+        """See :meth:`gristmill.Client.set_limit`."""
+        await self._run(control.set_limit(self._core, queue, max_length))
 
     def _check_process(self) -> None:
         loop = asyncio.get_running_loop()

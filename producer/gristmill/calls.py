@@ -9,6 +9,7 @@ from typing import Any, Final, Self, TypedDict
 
 from gristmill import wire
 from gristmill.errors import InvalidRequestError
+from gristmill.keys import DEFAULT, PRIORITIES
 from gristmill.wire import Request
 
 Item = str | tuple[str, str] | Mapping[str, Any] | InvalidRequestError
@@ -38,13 +39,17 @@ class CallKeywords(TypedDict, total=False):
     """What a caller may say about requests beside their content.
 
     ``options`` go to the model's task (``top_k``, ``truncate``, ``encoding``); ``ttl_s`` is how long to keep
-    the result; after ``deadline_s`` seconds the request is not run any more; ``trace`` is a W3C traceparent.
+    the result; after ``deadline_s`` seconds the request is not run any more; ``trace`` is a W3C traceparent;
+    ``priority`` is ``high``, ``default`` or ``low``; ``wait_s`` (0) is how long to wait, with growing pauses,
+    while the queue is full, before QueueFull is raised.
     """
 
     options: Mapping[str, Any] | None
     ttl_s: int | None
     deadline_s: float | None
     trace: str | None
+    priority: str
+    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,13 @@ class CallOptions:
     ttl_s: int | None = None
     deadline_s: float | None = None
     trace: str | None = None
+    priority: str = DEFAULT
+    wait_s: float = 0.0
+
+    def wait_ends(self) -> float:
+        """Return when to stop waiting for a full queue, by the monotonic clock."""
+        check_seconds("wait_s", self.wait_s)
+        return time.monotonic() + self.wait_s
 
     def request(self, item: Item, request_id: str | None, reply: str | None, limit: int) -> Request:
         """Build the request of ``item``; raise :class:`InvalidRequestError` where that cannot be."""
@@ -63,6 +75,7 @@ class CallOptions:
             raise InvalidRequestError(f"ttl_s is {ttl_s!r}: use a whole number from 0 to {wire.MAX_TTL_S}")
         if trace is not None and not (isinstance(trace, str) and trace.isascii()):
             raise InvalidRequestError(f"trace is {trace!r}: use a W3C traceparent")
+        check_priority(self.priority)
         deadline_ms = None
         if self.deadline_s is not None:
             check_seconds("deadline_s", self.deadline_s)
@@ -103,6 +116,13 @@ def check_seconds(name: str, seconds: float) -> None:
     """Raise InvalidRequestError unless ``seconds`` is a number of at least 0; it may be infinite."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
         raise InvalidRequestError(f"{name} is {seconds!r}: use a number of seconds from 0")
+
+
+def check_priority(priority: str) -> str:
+    """Return ``priority`` if it is one, else raise InvalidRequestError."""
+    if priority not in PRIORITIES:
+        raise InvalidRequestError(f"priority is {priority!r}: use {', '.join(PRIORITIES)}")
+    return priority
 
 
 def chunks(requests: Sequence[Request]) -> Iterable[Sequence[Request]]:

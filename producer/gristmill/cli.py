@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -15,15 +14,14 @@ import click
 import orjson
 from click.core import ParameterSource
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
-from gristmill import __version__, console, wire
+from gristmill import __version__, console, operate, wire
 from gristmill.bulk import Job, score_file
 from gristmill.bulk.display import preview_table, print_summary, progress_bar
 from gristmill.bulk.score import served_task
-from gristmill.calls import Item
+from gristmill.calls import CallKeywords, Item
 from gristmill.client import Client
+from gristmill.console import QUICK_RETRY_S, redis_option
 from gristmill.core import MAX_WINDOW
 from gristmill.embedded import PrivateRedis, PrivateWorkers
 from gristmill.errors import (
@@ -35,18 +33,7 @@ from gristmill.errors import (
 )
 
 PRIVATE_QUEUE: Final = "score"
-QUICK_RETRY_S: Final = 3.0  # who types a command does not want to wait long for a Redis that is not there
 SUBMIT_LINES: Final = 1000  # of standard input, at a time
-
-redis_option = click.option(
-    "--redis",
-    metavar="URL",
-    envvar="GRISTMILL_REDIS",
-    default="redis://localhost:6379/0",
-    show_default=True,
-    show_envvar=True,
-    help="Where the queues are.",
-)
 
 
 @click.group(epilog=console.EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
@@ -74,6 +61,7 @@ def _delimiter(_: click.Context, __: click.Parameter, value: str) -> str:
 @click.option("--threads", type=click.IntRange(min=1), help="Engine threads of each such worker.")
 @click.option("--top-k", type=click.IntRange(min=0), default=1, show_default=True, help="Labels; 0: all.")
 @click.option("--truncate/--no-truncate", default=True, show_default=True, help="Cut too long texts.")
+@console.priority_option
 @click.option(
     "--window", type=click.IntRange(1, MAX_WINDOW), default=1024, show_default=True, help="Rows in flight."
 )
@@ -166,6 +154,15 @@ def _running_workers(stack: ExitStack, redis: str, queue: str, wait_s: float) ->
     "--ttl", type=click.IntRange(1, wire.MAX_TTL_S), metavar="S", help="Seconds to keep the result."
 )
 @click.option("--deadline-ms", type=click.IntRange(min=1), metavar="MS", help="Drop it if not run by then.")
+@click.option(
+    "--wait",
+    type=console.Finite(min=0),
+    default=0,
+    show_default=True,
+    metavar="S",
+    help="Seconds to wait for room in a full queue.",
+)
+@console.priority_option
 @redis_option
 def submit(
     queue: str,
@@ -173,9 +170,8 @@ def submit(
     pair: str | None,
     request_id: str | None,
     body: str | None,
-    ttl: int | None,
-    deadline_ms: int | None,
     redis: str,
+    **given: Any,
 ) -> None:
     """Queue TEXT (or with "-" each line of standard input) and print the request IDs.
 
@@ -194,14 +190,17 @@ def submit(
         items = _lines()
     else:
         items = iter([text if pair is None else (text, pair)])
-    deadline_s = None if deadline_ms is None else deadline_ms / 1000
+    call: CallKeywords = {
+        "ttl_s": given["ttl"],
+        "deadline_s": None if given["deadline_ms"] is None else given["deadline_ms"] / 1000,
+        "priority": given["priority"],
+        "wait_s": given["wait"],
+    }
     with Client(redis, retry_s=QUICK_RETRY_S) as client:
         while batch := list(islice(items, SUBMIT_LINES)):
             ids = None if request_id is None else [request_id]
             try:
-                queued = client.submit_many(
-                    queue, batch, ids=ids, ttl_s=ttl, deadline_s=deadline_s, reply=False
-                )
+                queued = client.submit_many(queue, batch, ids=ids, reply=False, **call)
             except QueueFull as error:
                 click.echo("\n".join(error.accepted))
                 raise
@@ -248,42 +247,9 @@ def result(queue: str, request_id: str, timeout: float, redis: str) -> int:
     return ExitCode.OK if found.ok else ExitCode.REQUEST_FAILED
 
 
-@cli.command("queue")
-@click.argument("name", metavar="[QUEUE]", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@redis_option
-def show_queue(name: str | None, as_json: bool, redis: str) -> None:
-    """Show what the queues hold and who serves them.
-
-    Waiting requests were not given to a worker yet, pending ones were; dead ones were given up; bound is the
-    number of requests that the queue takes.
-    """
-    with Client(redis, retry_s=QUICK_RETRY_S) as client:
-        names = client.queues() if name is None else [name]
-        found = [(each, client.depth(each), client.workers(each)) for each in names]
-    if as_json:
-        records = [{"queue": each, **asdict(depth), "workers": workers} for each, depth, workers in found]
-        click.echo(orjson.dumps(records, option=orjson.OPT_INDENT_2))
-        return
-    numbers = ("waiting", "pending", "dead", "bound", "workers")
-    table = Table("queue", *(Column(header, justify="right") for header in numbers))
-    for each, depth, workers in found:
-        counts = (depth.waiting, depth.pending, depth.dead, depth.max_length, len(workers))
-        table.add_row(each, *(f"{count:,}" for count in counts))
-    terminal = Console()
-    terminal.print(table)
-    for each, _, workers in found:
-        if workers:
-            terminal.print(_workers_table(each, workers))
-
-
-def _workers_table(queue: str, workers: list[dict[str, str]]) -> Table:
-    columns = ("name", "engine", "model", "task", "requests", "batches")
-    headers = (Column(column, overflow="fold") for column in columns)  # a cut name is of no use
-    table = Table(*headers, title=f"workers of {queue}", title_justify="left")
-    for worker in workers:
-        table.add_row(*(escape(worker.get(column, "")) for column in columns))
-    return table
+cli.add_command(operate.queue)
+cli.add_command(operate.dead)
+cli.add_command(operate.cancel)
 
 
 def main() -> NoReturn:

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, Self, Unpack
 
+from gristmill import control
 from gristmill.calls import CallKeywords, CallOptions, Item, RequestId
+from gristmill.control import DeadLetter
 from gristmill.core import Core, Depth
 from gristmill.driver import ERRORS, Connections, translate
 from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
@@ -146,6 +148,55 @@ class Client:
     def workers(self, queue: str) -> list[dict[str, str]]:
         """Return the heartbeat fields of each live worker of a queue."""
         return self._run(self._core.workers(queue))
+
+    def cancel(self, queue: str, *request_ids: str) -> dict[str, str]:
+        """Cancel requests and return the status that each has now.
+
+        ``cancelled``: it has no other result, and never will; who waits for it is told at once if the ID came
+        from :meth:`submit`, else within a second or two. ``ok``, ``error``, ``expired``, or ``done`` (it was
+        only pushed): too late. ``unknown``: never submitted, or its result was not kept. What runs already
+        is not interrupted, its result is dropped.
+        """
+        return self._run(control.cancel(self._core, queue, request_ids))
+
+    def dead_letters(
+        self, queue: str, ids: Iterable[str] | None = None, *, limit: int | None = None
+    ) -> list[DeadLetter]:
+        """Return requests that were given up, the oldest first: all, or those with ``ids``.
+
+        An ID may be the request's or the letter's own.
+        """
+        return self._run(control.dead_letters(self._core, queue, ids, limit))
+
+    def retry_dead(self, queue: str, ids: Iterable[str] | None) -> dict[str, str]:
+        """Queue dead letters again as fresh requests; None: all. Returns what became of each request.
+
+        ``queued``; ``full``: the queue takes no more now; ``answered``: its ID waits again or has another
+        result by now; ``gone``: no such letter; ``unusable``: it has no legal request ID. In one atomic step
+        its result is ``pending`` again and its letter deleted; what is not queued keeps its letter.
+        """
+        return self._run(control.retry_dead(self._core, queue, ids))
+
+    def purge_dead(
+        self, queue: str, ids: Iterable[str] | None = None, *, older_than_s: float | None = None
+    ) -> int:
+        """Delete dead letters (by ID, by age, or all) and return how many."""
+        return self._run(control.purge_dead(self._core, queue, ids, older_than_s))
+
+    def pause(self, queue: str) -> None:
+        """Have the workers take nothing more; what they have is finished, and submits are still accepted.
+
+        It takes effect within two seconds.
+        """
+        self._run(control.pause(self._core, queue, paused=True))
+
+    def resume(self, queue: str) -> None:
+        """Undo :meth:`pause`."""
+        self._run(control.pause(self._core, queue, paused=False))
+
+    def set_limit(self, queue: str, max_length: int | None) -> None:
+        """Set how many requests the queue takes, for all its clients; None: each client's own bound."""
+        self._run(control.set_limit(self._core, queue, max_length))
 
     def _check_process(self) -> None:
         if (fresh := self._core.forked()) is not None:

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,9 +15,29 @@ from typing import Any, Final, NoReturn
 import click
 
 from gristmill.errors import ExitCode, GristmillError, InputFileError
+from gristmill.keys import DEFAULT, PRIORITIES
 
 EXIT_CODES: Final = "Exit codes: " + ", ".join(
     f"{code.value} {code.name.lower().replace('_', ' ')}" for code in ExitCode
+)
+QUICK_RETRY_S: Final = 3.0  # who types a command does not want to wait long for a Redis that is not there
+
+redis_option = click.option(
+    "--redis",
+    metavar="URL",
+    envvar="GRISTMILL_REDIS",
+    default="redis://localhost:6379/0",
+    show_default=True,
+    show_envvar=True,
+    help="Where the queues are.",
+)
+
+priority_option = click.option(
+    "--priority",
+    type=click.Choice(PRIORITIES),
+    default=DEFAULT,
+    show_default=True,
+    help="Of these requests among all of the queue.",
 )
 
 
@@ -59,6 +79,12 @@ class Finite(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
+
+
+def print_outcome(outcome: Mapping[str, str]) -> None:
+    """Print what became of each request, one a line."""
+    for request_id, what in outcome.items():
+        click.echo(f"{request_id}\t{what}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import random
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gristmill import keys, wire
@@ -26,17 +26,23 @@ REPLY_TTL_S: Final = 600  # a reply stream outlives its reader by this much
 LISTEN_EVERY_S: Final = 2.0
 BLOCK_S: Final = 1.0  # longest blocking read; every socket timeout has to be longer
 CHECK_EVERY_S: Final = 1.0  # how often a waiter that is told nothing looks at the result key
+FULL_BACKOFF_S: Final = 0.05, 1.0  # between two tries at a full queue
 MAX_WINDOW: Final = 10_000  # finish.lua's cap on a reply stream: nothing awaited is ever trimmed
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What a queue holds. ``waiting`` were not given to a worker yet, ``pending`` were."""
+    """What a queue holds. ``waiting`` were not given to a worker yet, ``pending`` were.
+
+    ``oldest_s`` is the age of the oldest of both, None where there is none; it takes no part in comparisons.
+    """
 
     waiting: int
     pending: int
     dead: int
     max_length: int
+    paused: bool = False
+    oldest_s: float | None = field(default=None, compare=False)
 
 
 class Core:
@@ -74,20 +80,37 @@ class Core:
             for i, item in enumerate(listed)
         ]
         accepted: list[RequestId] = []
+        ends = call.wait_ends()
         for chunk in chunks(requests):
-            outcome = yield from self.send(queue, chunk)
+            outcome = yield from self._admit(queue, chunk, call.priority, ends)
             accepted += [RequestId(r.id, queue, name) for r, o in zip(chunk, outcome, strict=True) if o >= 0]
             if -1 in outcome:
                 raise QueueFull(queue, accepted, len(requests) - len(accepted))
         return accepted
 
-    def send(self, queue: str, chunk: Sequence[Request]) -> Steps[list[int]]:
+    def _admit(self, queue: str, chunk: Sequence[Request], priority: str, ends: float) -> Steps[list[int]]:
+        """Send ``chunk``; what a full queue refuses is sent again until ``ends``."""
+        outcome = yield from self.send(queue, chunk, priority)
+        delay = FULL_BACKOFF_S[0]
+        while -1 in outcome and (left := ends - time.monotonic()) > 0:
+            # Jittered, so that several producers do not come back together.
+            yield Sleep(min(left, delay * random.uniform(0.5, 1.0)))  # noqa: S311 - no secret
+            refused = [i for i, code in enumerate(outcome) if code == -1]
+            again = yield from self.send(queue, [chunk[i] for i in refused], priority)
+            for i, code in zip(refused, again, strict=True):
+                outcome[i] = code
+            delay = FULL_BACKOFF_S[0] if max(again) >= 0 else min(2 * delay, FULL_BACKOFF_S[1])
+        return outcome
+
+    def send(self, queue: str, chunk: Sequence[Request], priority: str) -> Steps[list[int]]:
         """Run submit.lua on ``chunk``; returns its outcomes. Repeated blindly: the script is idempotent."""
         args: list[Any] = [self.max_length, PENDING_TTL_S]
         for request in chunk:
             fields = request.fields()
             args += [len(fields) // 2, *fields]
-        names = [keys.requests(queue), keys.config(queue), *(keys.result(queue, r.id) for r in chunk)]
+        names = [keys.requests(queue, priority)]
+        names += [stream for stream in keys.streams(queue) if stream != names[0]]
+        names += [keys.config(queue), *(keys.result(queue, r.id) for r in chunk)]
         ends = time.monotonic() + self.retry_s
         outcome: list[int] = yield from self.persist(Script("submit", names, args), ends)
         if queue not in self._announced:
@@ -113,7 +136,7 @@ class Core:
         check_seconds("timeout_s", timeout_s)
         request = call.request(item, None, self.name, self.max_body_bytes)
         yield from self.listen(box, time.monotonic() + self.retry_s)
-        if (yield from self.send(queue, [request])) == [-1]:
+        if (yield from self._admit(queue, [request], call.priority, call.wait_ends())) == [-1]:
             raise QueueFull(queue, [], 1)
         # The mailbox was open before the request was sent: its result will be pushed.
         check_at = time.monotonic() + CHECK_EVERY_S
@@ -193,15 +216,19 @@ class Core:
         return sorted(name for name in decoded if keys.is_name(name))  # anybody can write there
 
     def depth(self, queue: str) -> Steps[Depth]:
-        ends = time.monotonic() + self.retry_s
-        stream = keys.requests(keys.check_queue(queue))
-        length = yield from self.persist(Command(("XLEN", stream)), ends)
-        dead = yield from self.persist(Command(("XLEN", keys.dead(queue))), ends)
-        bound = yield from self.persist(Command(("HGET", keys.config(queue), "max_length")), ends)
-        pending = 0
-        for consumer in (yield from self._consumers(queue, ends)):
-            pending += int(consumer[b"pending"])
-        return Depth(max(length - pending, 0), pending, dead, self._bound(bound))
+        names = [*keys.streams(keys.check_queue(queue)), keys.dead(queue), keys.config(queue)]
+        script = Script("depth", names, [keys.GROUP])
+        entries, pending, dead, age_ms, bound, paused = yield from self.persist(
+            script, time.monotonic() + self.retry_s
+        )
+        return Depth(
+            waiting=max(entries - pending, 0),
+            pending=pending,
+            dead=dead,
+            max_length=self._bound(bound),
+            paused=paused == b"1",
+            oldest_s=None if age_ms < 0 else age_ms / 1000,
+        )
 
     def _bound(self, configured: bytes | None) -> int:
         """Read the bound as submit.lua does: anything but digits is as if it were not there."""

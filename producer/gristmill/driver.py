@@ -113,15 +113,17 @@ class Connections:
 
     def call(self, *command: Any) -> Any:
         """Carry out one command. Raises one of ERRORS."""
+        return self.calls(command)[0]
+
+    def calls(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands together and return their replies, or raise the first error among these."""
         if not self._free.acquire(timeout=SOCKET_TIMEOUT_S):
             raise exceptions.ConnectionError(f"all {CONNECTIONS} connections are in use")
         try:
             connection = self._take()
             try:
-                connection.send_command(*command)
-                return connection.read_response()
-            except exceptions.ResponseError:
-                raise
+                connection.send_packed_command(connection.pack_commands(commands))
+                replies = [_reply(connection) for _ in commands]
             except BaseException:  # Ctrl-C too: the reply would be taken for that of the next command
                 connection.disconnect()
                 raise
@@ -129,6 +131,10 @@ class Connections:
                 self._idle.append((connection, time.monotonic()))
         finally:
             self._free.release()
+        for reply in replies:
+            if isinstance(reply, exceptions.ResponseError):
+                raise reply
+        return replies
 
     def run(self, script: str, names: Sequence[str], args: Sequence[Any]) -> Any:
         """Run one of :mod:`gristmill.scripts`."""
@@ -154,6 +160,13 @@ class Connections:
     def close(self) -> None:
         """Close all connections; a command opens them again."""
         self._pool.disconnect()
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except exceptions.ResponseError as error:
+        return error
 
 
 def translate(error: Exception, url: str) -> BrokerUnavailable:

@@ -17,6 +17,16 @@ class ErrorCode(StrEnum):
     INVALID_OUTPUT = "invalid_output"  # the model answered NaN or infinity
     DEAD_LETTERED = "dead_lettered"  # given up after too many deliveries
     EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+class Status(StrEnum):
+    """What a result's ``status`` can be."""
+
+    OK = "ok"
+    ERROR = "error"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
 
 
 class ExitCode(IntEnum):
@@ -85,7 +95,8 @@ class QueueFull(GristmillError):
     def __init__(self, queue: str, accepted: Sequence[str], refused: int) -> None:
         super().__init__(
             f"queue {queue!r} is full: {refused} of {refused + len(accepted)} requests were refused. "
-            "Submit them again later, add workers, or raise max_length in the queue's config."
+            "Submit them again later or wait for room (wait_s), add workers, or raise the bound with "
+            f"'gristmill queue limit {queue} N'."
         )
         self.queue = queue
         self.accepted = list(accepted)
@@ -117,10 +128,21 @@ class RequestExpired(ScoringError):
         super().__init__(request_id, ErrorCode.EXPIRED, message)
 
 
+class RequestCancelled(ScoringError):
+    """The request was cancelled before it had a result."""
+
+    def __init__(self, request_id: str, message: str = "it was cancelled") -> None:
+        super().__init__(request_id, ErrorCode.CANCELLED, message)
+
+
 class InputFileError(GristmillError):
     """A file, configuration or model directory cannot be used; the message says what to do."""
 
     exit_code = ExitCode.BAD_INPUT
+
+
+class NotFoundError(GristmillError):
+    """Nothing on the queue has the given ID."""
 
 
 class NoWorkerError(GristmillError):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from gristmill.errors import InvalidRequestError
 
 QUEUES = "gm:queues"
 GROUP = "workers"
+DEFAULT: Final = "default"
+PRIORITIES: Final = ("high", DEFAULT, "low")  # in the order in which they are served
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -26,8 +29,14 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def requests(queue: str) -> str:
-    return f"gm:{{{queue}}}:requests"
+def requests(queue: str, priority: str = DEFAULT) -> str:
+    name = f"gm:{{{queue}}}:requests"
+    return name if priority == DEFAULT else f"{name}:{priority}"
+
+
+def streams(queue: str) -> list[str]:
+    """Return the request streams of a queue in the order of :data:`PRIORITIES`."""
+    return [requests(queue, priority) for priority in PRIORITIES]
 
 
 def result(queue: str, request_id: str) -> str:
@@ -40,6 +49,10 @@ def reply(queue: str, client: str) -> str:
 
 def dead(queue: str) -> str:
     return f"gm:{{{queue}}}:dead"
+
+
+def cancelled(queue: str) -> str:
+    return f"gm:{{{queue}}}:cancelled"
 
 
 def worker(queue: str, name: str) -> str:

@@ -11,29 +11,30 @@ from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
 
 from gristmill import keys, wire
-from gristmill.calls import CHUNK_REQUESTS, CallOptions, Item, check_seconds, chunks
-from gristmill.core import BLOCK_S, CHECK_EVERY_S, MAX_WINDOW, Core
+from gristmill.calls import CHUNK_REQUESTS, CallOptions, Item, check_priority, check_seconds, chunks
+from gristmill.core import BLOCK_S, CHECK_EVERY_S, FULL_BACKOFF_S, MAX_WINDOW, Core
 from gristmill.errors import InvalidRequestError, ResultTimeout
+from gristmill.keys import DEFAULT
 from gristmill.ops import Command, Sleep, Steps
 from gristmill.wire import Request, Result
 
 PULL_S: Final = 0.05  # a slow source of items must not hold back results
-BACKOFF_S: Final = 0.05, 1.0
 
 
 class StreamKeywords(TypedDict, total=False):
     """How to run a stream.
 
     ``window`` (1024): items taken from the source and not yet handed out; ``timeout_s`` (None: for ever):
-    raise ResultTimeout if nothing arrives for so long; ``options`` and ``deadline_s`` as for one request;
-    ``ttl_s`` (0): by default results are pushed only and not kept; ``on_silence``: called about every second
-    while nothing arrives, with the seconds since the last result; what it raises ends the stream.
+    raise ResultTimeout if nothing arrives for so long; ``options``, ``deadline_s`` and ``priority`` as for
+    one request; ``ttl_s`` (0): by default results are pushed only and not kept; ``on_silence``: called about
+    every second while nothing arrives, with the seconds since the last result; what it raises ends it.
     """
 
     window: int
     timeout_s: float | None
     options: Mapping[str, Any] | None
     deadline_s: float | None
+    priority: str
     ttl_s: int
     on_silence: Callable[[float], None] | None
 
@@ -46,6 +47,7 @@ class StreamOptions:
     timeout_s: float | None = None
     options: Mapping[str, Any] | None = None
     deadline_s: float | None = None
+    priority: str = DEFAULT
     ttl_s: int = 0
     on_silence: Callable[[float], None] | None = None
 
@@ -73,7 +75,7 @@ class Stream:
         self._core = core
         self._queue = keys.check_queue(queue)
         self._items: Iterator[Item] = iter(items)
-        self._call = CallOptions(how.options, how.ttl_s, how.deadline_s)
+        self._call = CallOptions(how.options, how.ttl_s, how.deadline_s, None, check_priority(how.priority))
         self._ordered = ordered
         self._window = how.window
         self._timeout_s = how.timeout_s
@@ -84,7 +86,7 @@ class Stream:
         self._released = 0
         self._sent: dict[str, tuple[int, Request]] = {}  # in flight, oldest first
         self._unsent: deque[tuple[int, Request]] = deque()  # not sent yet, or refused by a full queue
-        self._retry_at, self._backoff_s = 0.0, BACKOFF_S[0]
+        self._retry_at, self._backoff_s = 0.0, FULL_BACKOFF_S[0]
         self._arrived: dict[str, Result] = {}
         self._ready: dict[int, Result] = {}
         self._heard_at = self._checked_at = time.monotonic()
@@ -142,14 +144,14 @@ class Stream:
             if self._unsent:  # the queue is full: no use in sending the rest
                 outcome = [-1] * len(chunk)
             else:
-                outcome = yield from self._core.send(self._queue, chunk)
+                outcome = yield from self._core.send(self._queue, chunk, self._call.priority)
             for request, code in zip(chunk, outcome, strict=True):
                 if code == -1:
                     self._unsent.append(self._sent.pop(request.id))
                     self._box.awaited.pop(request.id, None)
                 else:
                     accepted += 1
-        self._backoff_s = BACKOFF_S[0] if accepted else min(2 * self._backoff_s, BACKOFF_S[1])
+        self._backoff_s = FULL_BACKOFF_S[0] if accepted else min(2 * self._backoff_s, FULL_BACKOFF_S[1])
         if self._unsent:  # jittered, so that several producers do not come back together
             self._retry_at = time.monotonic() + self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311
 

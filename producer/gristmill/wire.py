@@ -12,13 +12,22 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from gristmill import keys
-from gristmill.errors import ErrorCode, InvalidRequestError, RequestExpired, ScoringError, WireError
+from gristmill.errors import (
+    ErrorCode,
+    InvalidRequestError,
+    RequestCancelled,
+    RequestExpired,
+    ScoringError,
+    Status,
+    WireError,
+)
 
 T = TypeVar("T")
 
 MAX_BODY_BYTES: Final = 1024 * 1024
 MAX_TTL_S: Final = 365 * 24 * 3600
 PENDING: Final = b"pending"
+REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer requests in flight
 DONE: Final = b"done"  # the mark that a reply-only request leaves behind for a while
 
 _ID = re.compile(r"[^\x00-\x20\x7f]{1,200}")
@@ -71,7 +80,7 @@ class Refusal:
 class Result:
     """The final word on one request.
 
-    ``status`` is ``ok``, ``error``, ``expired`` or ``cancelled``; ``error`` is ``(code, message)``.
+    ``status`` is a :class:`~gristmill.errors.Status`, as text; ``error`` is ``(code, message)``.
     ``timing_ms`` has ``queued``, ``encode`` and ``run``; ``batch`` has ``size`` and ``shape``.
     """
 
@@ -88,15 +97,17 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        return self.status == "ok"
+        return self.status == Status.OK
 
     def unwrap(self) -> Any:
-        """Return the value, or raise :class:`RequestExpired` or :class:`ScoringError`."""
+        """Return the value, or raise ScoringError: RequestExpired, RequestCancelled, or itself."""
         if self.ok:
             return self.value
         code, message = self.error or (self.status, "no message")
-        if self.status == "expired":
+        if self.status == Status.EXPIRED:
             raise RequestExpired(self.id, message)
+        if self.status == Status.CANCELLED:
+            raise RequestCancelled(self.id, message)
         raise ScoringError(self.id, code, message)
 
 

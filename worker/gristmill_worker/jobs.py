@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gristmill import wire
-from gristmill.errors import BrokerUnavailable, ErrorCode, WireError
+from gristmill.errors import BrokerUnavailable, ErrorCode, Status, WireError
 from gristmill.wire import Refusal, Request, Result
 from gristmill_worker.engines.base import Array, Shape
 from gristmill_worker.sources.base import Delivery, Outcome
@@ -83,7 +83,9 @@ class Judge:
                 refused.append(self._malformed(delivery, request))
                 continue
             job = Job(delivery, request)
-            if delivery.deliveries > self._max_deliveries:
+            if delivery.cancelled:
+                refused.append(self._cancelled(job))
+            elif delivery.deliveries > self._max_deliveries:
                 refused.append(self._given_up(job))
             elif job.is_late():
                 refused.append(self.expired(job))
@@ -101,7 +103,7 @@ class Judge:
         timing_ms = {"queued": round(max(queued_ms, 0.0), 3), "encode": job.encode_ms, "run": batch.run_ms}
         result = Result(
             id=job.request.id,
-            status="ok",
+            status=Status.OK,
             value=value,
             model=self._model,
             worker=self._worker,
@@ -113,18 +115,22 @@ class Judge:
         return self._outcome(job, result)
 
     def failed(self, job: Job, code: str, message: str) -> Outcome:
-        return self._outcome(job, self._error(job.request.id, "error", code, message))
+        return self._outcome(job, self._error(job.request.id, Status.ERROR, code, message))
 
     def expired(self, job: Job) -> Outcome:
         message = "its deadline passed before it ran"
-        return self._outcome(job, self._error(job.request.id, "expired", ErrorCode.EXPIRED, message))
+        return self._outcome(job, self._error(job.request.id, Status.EXPIRED, ErrorCode.EXPIRED, message))
+
+    def _cancelled(self, job: Job) -> Outcome:
+        message = "it was cancelled"
+        return self._outcome(job, self._error(job.request.id, Status.CANCELLED, ErrorCode.CANCELLED, message))
 
     def not_stored(self, outcome: Outcome, error: BrokerUnavailable) -> Outcome:
         """Return the outcome in place of one whose result Redis refuses, e.g. because of its size."""
         if outcome.result is None:
             return outcome
         message = f"the result could not be stored: {error}"
-        result = self._error(outcome.result.id, "error", ErrorCode.TOO_LARGE, message)
+        result = self._error(outcome.result.id, Status.ERROR, ErrorCode.TOO_LARGE, message)
         return replace(outcome, result=result)
 
     def _given_up(self, job: Job) -> Outcome:
@@ -133,7 +139,7 @@ class Judge:
             f"given up: {times} deliveries ended without a result, it may crash the engine or hold it up"
         )
         logger().error("request_dead_lettered", id=job.request.id, deliveries=times)
-        result = self._error(job.request.id, "error", ErrorCode.DEAD_LETTERED, message)
+        result = self._error(job.request.id, Status.ERROR, ErrorCode.DEAD_LETTERED, message)
         return self._outcome(job, result, reason="max_deliveries")
 
     def _malformed(self, delivery: Delivery, refusal: Refusal) -> Outcome:
@@ -141,7 +147,7 @@ class Judge:
         if refusal.id is None:  # nobody to answer
             logger().error("entry_dead_lettered", entry=delivery.entry_id.decode(), error=error.message)
             return Outcome(delivery, None, reason=error.message)
-        result = self._error(refusal.id, "error", error.code, error.message)
+        result = self._error(refusal.id, Status.ERROR, error.code, error.message)
         return Outcome(delivery, result, refusal.reply, refusal.ttl_s)
 
     def _error(self, request_id: str, status: str, code: str, message: str) -> Result:

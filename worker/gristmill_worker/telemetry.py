@@ -44,7 +44,7 @@ class Counters:
 
     requests: int = 0
     errors: int = 0
-    dropped: int = 0  # answered by another worker first
+    dropped: int = 0  # answered by another worker first, or cancelled
     batches: int = 0
     tokens: int = 0
     padded_tokens: int = 0  # tokens plus padding

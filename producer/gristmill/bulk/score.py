@@ -15,6 +15,7 @@ from gristmill.bulk.writers import Writer, check_output
 from gristmill.calls import Item
 from gristmill.client import Client
 from gristmill.errors import InputFileError, InvalidRequestError, NoWorkerError
+from gristmill.keys import DEFAULT
 from gristmill.wire import Result
 
 
@@ -33,6 +34,7 @@ class Job:
     pair_column: str | None = None
     top_k: int = 1
     truncate: bool = True
+    priority: str = DEFAULT
     window: int = 1024
     prefix: str = "gm_"
     delimiter: str = ","
@@ -225,6 +227,7 @@ def _results(client: Client, job: Job, layout: Layout, reader: Reader) -> Iterat
         ordered=True,
         window=job.window,
         options=layout.options,
+        priority=job.priority,
         on_silence=on_silence,
     ):
         yield rows.popleft(), result

@@ -1,16 +1,16 @@
 -- Finish a batch: each request leaves the stream in the same step that stores its result.
 --
--- KEYS  1          request stream
---       2          dead-letter stream
---       3..2+R     reply streams of the clients in this batch
---       3+R...     one result key per item (the dead-letter stream's key where a request has no usable ID)
+-- KEYS  1..3       request streams: high, default, low
+--       4          dead-letter stream
+--       5..4+R     reply streams of the clients in this batch
+--       5+R...     one result key per item (the dead-letter stream's key where a request has no usable ID)
 -- ARGV  1  consumer group          4  seconds to keep the "done" mark of a reply-only request
 --       2  worker name             5  R, the number of reply streams
 --       3  entries that a reply stream may hold
 --       6     JSON list of the results that go to no reply stream, '[]' = none
 --       7..6+R      for each reply stream the JSON list of its results
---       7+R... per item, six values:
---             entry ID | number of its reply stream, 0 = none | ttl of the result in seconds, 0 = reply only
+--       7+R... per item, seven values:
+--             number of its request stream, 1 to 3 | entry ID | number of its reply stream, 0 = none | ttl of the result in seconds, 0 = reply only
 --             bytes of its result, 0 = none | reason for the dead letters, '' = none | deliveries so far
 -- The lists have their results in the order of the items, with a comma and nothing else between them. They come
 -- whole because Lua reads every byte of a string that it makes, and as a rule none has to be made.
@@ -22,12 +22,18 @@ local streams = tonumber(ARGV[5])
 local MOST_FIELDS = 64 -- of a foreign entry, kept with its dead letter
 local MOST_LETTERS = 10000 -- the oldest go first
 
-local function bury(entry, reason, deliveries)
-  local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]
+local PRIORITIES = { 'high', nil, 'low' }
+
+local function bury(stream, entry, reason, deliveries)
+  local found = redis.call('XRANGE', KEYS[stream], entry, entry)[1]
   if not found then return end
   local letter = { 'reason', reason, 'deliveries', deliveries, 'worker', worker }
+  if PRIORITIES[stream] then
+    letter[7] = 'priority'
+    letter[8] = PRIORITIES[stream]
+  end
   for i = 1, math.min(#found[2], 2 * MOST_FIELDS) do letter[#letter + 1] = found[2][i] end
-  redis.pcall('XADD', KEYS[2], 'MAXLEN', '~', MOST_LETTERS, '*', unpack(letter))
+  redis.pcall('XADD', KEYS[4], 'MAXLEN', '~', MOST_LETTERS, '*', unpack(letter))
 end
 
 local lists, at = {}, 6 -- per reply stream: its JSON list, and what of it was finished here
@@ -37,14 +43,14 @@ for stream = 0, streams do
 end
 
 local outcome = {}
-for i = 3 + streams, #KEYS do
-  local entry, list, ttl = ARGV[at], lists[tonumber(ARGV[at + 1])], tonumber(ARGV[at + 2])
-  local bytes, reason, deliveries = tonumber(ARGV[at + 3]), ARGV[at + 4], ARGV[at + 5]
+for i = 5 + streams, #KEYS do
+  local stream, entry, list = tonumber(ARGV[at]), ARGV[at + 1], lists[tonumber(ARGV[at + 2])]
+  local ttl, bytes, reason, deliveries = tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4]), ARGV[at + 5], ARGV[at + 6]
   local from, to = list.from, list.from + bytes - 1
-  local done = redis.call('XACK', KEYS[1], group, entry)
+  local done = redis.call('XACK', KEYS[stream], group, entry)
   if done == 1 then
-    if reason ~= '' then bury(entry, reason, deliveries) end
-    redis.call('XDEL', KEYS[1], entry)
+    if reason ~= '' then bury(stream, entry, reason, deliveries) end
+    redis.call('XDEL', KEYS[stream], entry)
     if bytes > 0 then
       -- A foreign value of another type must not stop the batch half way: it is overwritten.
       local known = redis.pcall('GET', KEYS[i])
@@ -66,7 +72,7 @@ for i = 3 + streams, #KEYS do
     end
   end
   outcome[#outcome + 1] = done
-  at = at + 6
+  at = at + 7
 end
 for stream = 1, streams do
   local list = lists[stream]
@@ -78,7 +84,7 @@ for stream = 1, streams do
   end
   if #list.done > 0 then
     -- The reader owns its stream: it creates it and keeps it alive. Nobody reads, nothing is pushed.
-    redis.pcall('XADD', KEYS[2 + stream], 'NOMKSTREAM', 'MAXLEN', '~', cap, '*', 'results', text)
+    redis.pcall('XADD', KEYS[4 + stream], 'NOMKSTREAM', 'MAXLEN', '~', cap, '*', 'results', text)
   end
 end
 return outcome

@@ -22,10 +22,11 @@ def drain(
     has been in the queue for ``max_wait_s``, so under backlog nobody waits.
     """
     window = list(take(max_items, IDLE_S))
-    if not window:
+    if not window or len(window) >= max_items:
         return window
-    # The oldest came first. Its age is between two machines' clocks, so trust it only within [0, T].
-    age_s = min(max(time.time() - window[0].enqueued_ms / 1000, 0.0), max_wait_s)
+    # The age of the oldest is between two machines' clocks, so trust it only within [0, T].
+    oldest_ms = min(each.enqueued_ms for each in window)
+    age_s = min(max(time.time() - oldest_ms / 1000, 0.0), max_wait_s)
     ends = time.monotonic() + max_wait_s - age_s
     # Sleep and look, rather than block: a blocked read in an idle Redis times out up to 100 ms late.
     pause_s = max(max_wait_s / LOOKS, 0.001)

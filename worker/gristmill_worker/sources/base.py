@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gristmill.keys import DEFAULT
 from gristmill.wire import Result
 
 
 @dataclass(slots=True)
 class Delivery:
-    """One entry as it was delivered; ``deliveries`` counts this one."""
+    """One entry as it was delivered; ``deliveries`` counts this one. A cancelled one is not to run."""
 
     entry_id: bytes
     fields: Mapping[bytes, bytes]
     deliveries: int
+    priority: str = DEFAULT
+    cancelled: bool = False
 
     @property
     def enqueued_ms(self) -> int:

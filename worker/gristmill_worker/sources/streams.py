@@ -1,9 +1,8 @@
-"""A queue in a Redis stream, read through the consumer group ``workers`` (see WIRE.md)."""
+"""A queue in Redis streams, read through the consumer group ``workers`` (see WIRE.md)."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Final
@@ -12,15 +11,16 @@ from redis import ConnectionPool, Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from gristmill import keys, wire
-from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, Connections, open_pool, translate
+from gristmill.driver import ERRORS, Connections, open_pool, translate
 from gristmill.errors import BrokerUnavailable
 from gristmill_worker import process
 from gristmill_worker.sources.base import Delivery, Outcome
+from gristmill_worker.sources.leases import Leases
+from gristmill_worker.sources.reading import Reader, pause_for
 from gristmill_worker.sources.takeover import Takeover
 
-REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer requests in flight
 DONE_MARK_S: Final = 60
-MOST_PENDING: Final = 100_000  # entries under one name
+STREAM_NUMBERS: Final = {priority: i for i, priority in enumerate(keys.PRIORITIES, 1)}  # as in finish.lua
 FORGOTTEN_MS: Final = 3_600_000  # a consumer without entries that is idle for so long is gone
 
 
@@ -38,12 +38,11 @@ class StreamSource:
         self._worker = worker
         self._result_ttl_s = result_ttl_s
         self._redis = Connections(url)
-        self._stream = keys.requests(queue)
+        self._streams = keys.streams(queue)
+        self._reader = Reader(self._redis, queue, worker)
+        self._leases = Leases(self._redis, queue, worker)
         self._takeover = Takeover(queue, worker, lease_s)
-        self._ready = False  # the group exists
-        self._recover = True  # a restarted worker may have entries under its name
-        self._in_flight: set[bytes] = set()
-        self._lock = threading.Lock()
+        self._ready = False  # the groups exist
 
     def take(self, count: int, block_s: float) -> list[Delivery]:
         """Return one entry that was delivered before, or else up to ``count`` new ones.
@@ -52,24 +51,28 @@ class StreamSource:
         only now: its neighbours in a dead worker's window keep their counts.
         """
         with self._translated():
-            self._prepare()
-            found: list[Delivery] = []
-            if self._recover:
-                self._recover = False  # first: another thread may set it again meanwhile
-                found = self._own()
-            if not found and self._takeover.claim(self._redis):
-                found = self._own()
-            self._recover = self._recover or bool(found)
-            if not found:
-                found = self._new(count, block_s)
-        with self._lock:
-            self._in_flight.update(delivery.entry_id for delivery in found)
+            try:
+                self._prepare()
+                paused = self._reader.paused()
+                found = self._leases.own()
+                if not found and not paused and self._takeover.claim(self._redis):
+                    self._leases.recover()
+                    found = self._leases.own()
+                found = self._reader.mark(found)
+                if not found and not paused:
+                    found = self._reader.take(count, block_s)
+            except ERRORS:
+                self._leases.recover()  # what an earlier read or a lost reply gave is under this name
+                raise
+        self._leases.add(found)
+        if paused and not found:
+            pause_for(block_s)
         return found
 
     def finish(self, outcomes: Sequence[Outcome]) -> int:
         """Run finish.lua. May be repeated after a lost reply: what was acknowledged is not done again."""
         replies = {name: i for i, name in enumerate(sorted({o.reply for o in outcomes if o.reply}), 1)}
-        names = [self._stream, keys.dead(self._queue), *(keys.reply(self._queue, name) for name in replies)]
+        names = [*self._streams, keys.dead(self._queue), *(keys.reply(self._queue, name) for name in replies)]
         lists: list[list[bytes]] = [[] for _ in range(1 + len(replies))]
         rows: list[Any] = []
         for outcome in outcomes:
@@ -83,6 +86,7 @@ class StreamSource:
                 lists[stream].append(body)
                 size = len(body)
             rows += [
+                STREAM_NUMBERS[outcome.delivery.priority],
                 outcome.delivery.entry_id,
                 stream,
                 self._result_ttl_s if outcome.ttl_s is None else outcome.ttl_s,
@@ -91,18 +95,23 @@ class StreamSource:
                 outcome.delivery.deliveries,
             ]
         results = [b"[" + b",".join(bodies) + b"]" for bodies in lists]
-        args = [keys.GROUP, self._worker, REPLY_CAP, DONE_MARK_S, len(replies), *results, *rows]
+        args = [keys.GROUP, self._worker, wire.REPLY_CAP, DONE_MARK_S, len(replies), *results, *rows]
         with self._translated():
-            finished: int = sum(self._redis.run("finish", names, args))
-        with self._lock:
-            self._in_flight.difference_update(outcome.delivery.entry_id for outcome in outcomes)
-        return finished
+            codes: list[int] = self._redis.run("finish", names, args)
+            if 0 in codes:
+                self._forget(o for o, code in zip(outcomes, codes, strict=True) if code == 0)
+        self._leases.drop(outcome.delivery for outcome in outcomes)
+        return sum(codes)
+
+    def _forget(self, dropped: Iterable[Outcome]) -> None:
+        """If they were cancelled, nobody has to look out for them any more."""
+        if ids := [outcome.result.id for outcome in dropped if outcome.result is not None]:
+            self._redis.call("ZREM", keys.cancelled(self._queue), *ids)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """See :meth:`~gristmill_worker.sources.base.Source.release`."""
-        with self._lock:
-            self._in_flight.difference_update(delivery.entry_id for delivery in deliveries)
-        self._recover = True
+        self._leases.drop(deliveries)
+        self._leases.recover()
 
     def reachable(self) -> bool:
         """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
@@ -113,15 +122,12 @@ class StreamSource:
 
     def recover(self) -> None:
         """See :meth:`~gristmill_worker.sources.base.Source.recover`."""
-        self._recover = True
+        self._leases.recover()
 
     def renew(self, redis: Connections) -> None:
         """Renew the lease of everything in flight; called from another thread with its own connection."""
-        with self._lock:
-            held = list(self._in_flight)
-        if held:
-            with self._translated():
-                redis.run("renew", [self._stream], [keys.GROUP, self._worker, MOST_PENDING, *held])
+        with self._translated():
+            self._leases.renew(redis)
 
     def look(self, redis: Connections) -> None:
         """Find out whose entries the next ``take`` may take over; as :meth:`renew`."""
@@ -138,7 +144,7 @@ class StreamSource:
 
     def leave(self) -> None:
         """Sign off and close; entries in flight stay for others to take over."""
-        names = [self._stream, keys.worker(self._queue, self._worker), keys.processes(self._queue)]
+        names = [keys.worker(self._queue, self._worker), keys.processes(self._queue), *self._streams]
         try:
             self._redis.run("leave", names, [keys.GROUP, self._worker, FORGOTTEN_MS])
         except ERRORS:
@@ -151,11 +157,12 @@ class StreamSource:
             return
         # Nobody else's process may stand under this name when it takes its first entry.
         self._redis.call("HDEL", keys.processes(self._queue), self._worker)
-        preparations: list[tuple[Any, ...]] = [
-            ("XGROUP CREATE", self._stream, keys.GROUP, "0", "MKSTREAM"),
-            ("XGROUP CREATECONSUMER", self._stream, keys.GROUP, self._worker),
-            ("SADD", keys.QUEUES, self._queue),
-        ]
+        preparations: list[tuple[Any, ...]] = [("SADD", keys.QUEUES, self._queue)]
+        for stream in self._streams:
+            preparations += [
+                ("XGROUP CREATE", stream, keys.GROUP, "0", "MKSTREAM"),
+                ("XGROUP CREATECONSUMER", stream, keys.GROUP, self._worker),
+            ]
         if itself := process.own():
             preparations.append(("HSET", keys.processes(self._queue), self._worker, itself))
         full = False
@@ -169,21 +176,6 @@ class StreamSource:
                     raise
         self._ready = not full
 
-    def _own(self) -> list[Delivery]:
-        """Take the oldest entry under this name that is not being worked on."""
-        with self._lock:
-            busy = list(self._in_flight)
-        found = self._redis.run("own", [self._stream], [keys.GROUP, self._worker, *busy])
-        return [_delivery((found[0], found[1]), int(found[2]))] if found else []
-
-    def _new(self, count: int, block_s: float) -> list[Delivery]:
-        block_ms = int(min(block_s, SOCKET_TIMEOUT_S / 2) * 1000)
-        block = ("BLOCK", block_ms) if block_ms else ()  # BLOCK 0 would wait for ever
-        group = ("GROUP", keys.GROUP, self._worker)
-        reply = self._redis.call("XREADGROUP", *group, "COUNT", count, *block, "STREAMS", self._stream, ">")
-        entries = reply[0][1] if reply else []
-        return [_delivery(entry, 1) for entry in entries]
-
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
@@ -193,8 +185,3 @@ class StreamSource:
                 self._ready = False  # Redis came back without its data, or was too full for the group
                 raise BrokerUnavailable(str(translate(error, self._url))) from error
             raise translate(error, self._url) from error
-
-
-def _delivery(entry: tuple[bytes, Sequence[bytes] | None], deliveries: int) -> Delivery:
-    entry_id, fields = entry
-    return Delivery(entry_id, wire.pairs(fields or ()), deliveries)  # no fields: the entry was deleted

@@ -25,7 +25,7 @@ class Takeover:
     def __init__(self, queue: str, worker: str, lease_s: float) -> None:
         self._queue = queue
         self._worker = worker
-        self._stream = keys.requests(queue)
+        self._streams = keys.streams(queue)
         self._processes = keys.processes(queue)
         self._lease_s = lease_s
         self._dead: dict[bytes, bytes] = {}  # worker -> its process; replaced as a whole
@@ -34,7 +34,7 @@ class Takeover:
     def look(self, redis: Connections) -> None:
         """Find out whose entries may be taken over."""
         args = [keys.GROUP, self._worker, int(self._lease_s * 1000), process.here()]
-        silent, *others = redis.run("look", [self._stream, self._processes], args)
+        silent, *others = redis.run("look", [self._processes, *self._streams], args)
         if silent:
             self._scan_at = 0.0
         known = self._dead
@@ -56,17 +56,22 @@ class Takeover:
     def _inherit(self, redis: Connections, name: bytes, its_process: bytes) -> bool:
         heartbeat = keys.worker(self._queue, name.decode("utf-8", "replace"))
         args = [keys.GROUP, self._worker, name, its_process, INHERITED]
-        return bool(redis.run("inherit", [self._stream, self._processes, heartbeat], args))
+        return bool(redis.run("inherit", [self._processes, heartbeat, *self._streams], args))
 
     def _scan(self, redis: Connections) -> bool:
-        lease_ms = int(self._lease_s * 1000)
         scan_at = time.monotonic() + self._lease_s / 3
+        if any(self._reclaim(redis, stream) for stream in self._streams):
+            return True
+        self._scan_at = scan_at
+        return False
+
+    def _reclaim(self, redis: Connections, stream: str) -> bool:
+        lease_ms = int(self._lease_s * 1000)
         cursor: Any = "0-0"
         while True:
             args = [keys.GROUP, self._worker, lease_ms, cursor, RECLAIMED]
-            cursor, claimed = redis.run("takeover", [self._stream], args)
+            cursor, claimed = redis.run("takeover", [stream], args)
             if any(entry_id is not None for entry_id in claimed):
                 return True
             if cursor in {"0-0", b"0-0"}:
-                self._scan_at = scan_at
                 return False
