@@ -95,6 +95,11 @@ def test_pruning_removes_the_smallest_blocks(tiny_encoder: Path, tmp_path: Path,
     assert (pruned[pruned != 0] == weight[pruned != 0]).all()
 
 
+def test_a_matrix_that_is_not_pruned_may_have_any_number_of_inputs() -> None:
+    weight = np.ones((6, 3), np.float32)
+    assert Pruning().apply(weight) is weight
+
+
 @pytest.mark.parametrize("levels", [63, 127])
 def test_weights_use_the_levels_that_were_asked_for(tiny_encoder: Path, tmp_path: Path, levels: int) -> None:
     path = tmp_path / "x.onnx"
