@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 from structlog.testing import capture_logs
 
 from conftest import Workers
@@ -46,8 +48,9 @@ from gristmill_worker.models.check.run import CheckOptions, check
 from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.labelled import Labelled, ScoredPairs, read_pairs
 from gristmill_worker.models.manifest import ModelRefusedError
+from gristmill_worker.models.records import save_record
 from gristmill_worker.models.self_test import ensure_agreement, reference_of, self_test
-from gristmill_worker.models.verdict import load_verdict
+from gristmill_worker.models.verdict import Verdict, load_verdict, save_verdict
 from gristmill_worker.tasks.base import make_task
 
 ODD_LENGTH = 24  # no shape of the default grid; a tuned worker might use it
@@ -207,6 +210,10 @@ class TestCheck:
         verdict = choose(model, manifests.load(model), Wanted(engine="openvino")).verdict
         assert verdict is not None
         assert verdict.passed
+        assert set(default_shapes(48)) <= set(verdict.shapes)
+        assert {batch for batch, _ in verdict.shared_shapes} == {2}  # those that tuning might choose
+        assert (2, ODD_LENGTH) not in verdict.shapes
+        assert verdict.threads == 1
 
     def test_pairs_are_ranked_and_a_rank_lost_is_a_drop(self, damaged: Checked, tmp_path: Path) -> None:
         first = ("the mill turns", "the rain falls", "a mill", "bread and flour")
@@ -269,6 +276,10 @@ class TestCheck:
             assert "--pair-columns" in run_check(tiny_classifier, *flags, code=ExitCode.USAGE).stderr
 
 
+class Labels(BaseModel):
+    names: tuple[str, ...]
+
+
 class TestFigures:
     def test_macro_f1_counts_labels_alike(self) -> None:
         given, found = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1])
@@ -290,6 +301,18 @@ class TestFigures:
         with pytest.raises(InputFileError, match=r"line 2: 'score' is 'much'"):
             read_pairs(path, ("a", "b"), "score")
 
+    def test_a_record_that_cannot_be_written_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        record = Labels(names=("flour",))
+        monkeypatch.setattr(Path, "replace", full)
+        with pytest.raises(InputFileError, match="No space left on device"):
+            save_record(tmp_path / "record.json", record)
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_process_that_dies_is_told_from_one_that_answers(self) -> None:
         assert own_process.call(abs, -3) == 3
         with pytest.raises(own_process.ProcessDiedError, match="SIGKILL"):
@@ -305,6 +328,7 @@ class Wrapped:
 
     def __init__(self, engine: Engine, wrong: int | None = None, failing: int | None = None) -> None:
         self.name, self.precision, self.shapes = engine.name, engine.precision, engine.shapes
+        self.fixed = engine.shapes
         self.runs = 0
         self._engine, self._wrong, self._failing = engine, wrong, failing
 
@@ -325,6 +349,7 @@ class Wrapped:
 
 class TestSelfTest:
     shapes: Sequence[Shape] = default_shapes(48)
+    runs = sum(1 + (batch == 1) for batch, _ in shapes)  # a batch of one runs with and without padding
 
     def wrapped(self, model: Path, form: str = "right", **faults: int) -> tuple[Wrapped, Variant]:
         variant = variant_of(model, form)
@@ -357,12 +382,47 @@ class TestSelfTest:
 
     def test_what_agreed_once_is_not_tried_again(self, model: Path) -> None:
         manifest = manifests.load(model)
-        for runs in (len(self.shapes), 0):
+        for runs in (self.runs, 0):
             engine, variant = self.wrapped(model)
             with capture_logs() as logs:
                 ensure_agreement(engine, variant, manifest, 1)
             assert engine.runs == runs
             assert [entry["event"] for entry in logs] == ["self_test"] * bool(runs)
+
+    @pytest.mark.parametrize("shapes", [[(1, 16), (1, 48)], [(4, 32)], [(1, 24)]])
+    def test_an_engine_that_reads_padding_is_found_whatever_the_shapes(
+        self, tiny_encoder: Path, tmp_path: Path, shapes: list[Shape]
+    ) -> None:
+        model = copy_with_forms(tiny_encoder, tmp_path / "model", {"padding": reading_padding})
+        variant = variant_of(model, "padding")
+        with closing(variant.load(shapes, 1)) as engine:
+            found = self_test(engine, variant, reference_of(model, manifests.load(model)), shapes, 1)
+            assert min(found.values()) > 1e-3
+            with pytest.raises(ModelRefusedError, match="answers wrongly"):
+                ensure_agreement(engine, variant, manifests.load(model), 1)
+
+    def test_what_agreed_with_other_threads_or_kernels_is_tried(self, model: Path) -> None:
+        variant, manifest = variant_of(model, "right"), manifests.load(model)
+
+        def runs(threads: int, fixed: Sequence[Shape]) -> int:
+            engine = Wrapped(variant.load(self.shapes, 1))
+            engine.fixed = tuple(fixed)
+            ensure_agreement(engine, variant, manifest, threads)
+            return engine.runs
+
+        assert runs(1, self.shapes) == self.runs
+        assert runs(2, self.shapes) == self.runs
+        assert runs(1, self.shapes[1:]) == 2  # one shape shares a compilation now
+        assert runs(1, self.shapes[1:]) == runs(1, self.shapes) == runs(2, self.shapes) == 0
+
+    def test_an_older_record_does_not_count_where_a_check_failed(self, model: Path) -> None:
+        engine, variant = self.wrapped(model)
+        ensure_agreement(engine, variant, manifests.load(model), 1)
+        failed = Verdict(key=variant.run_key(), passed=False, problems=("x",), shapes=(), figures={})
+        save_verdict(model, failed)
+        engine, variant = self.wrapped(model, wrong=32)
+        with pytest.raises(ModelRefusedError, match="answers wrongly"):
+            ensure_agreement(engine, variant, manifests.load(model), 1)
 
     def test_what_cannot_be_stored_is_tried_every_time(
         self, model: Path, monkeypatch: pytest.MonkeyPatch
@@ -374,12 +434,14 @@ class TestSelfTest:
         for _ in range(2):
             engine, variant = self.wrapped(model)
             ensure_agreement(engine, variant, manifests.load(model), 1)
-            assert engine.runs == len(self.shapes)
+            assert engine.runs == self.runs
 
-    def test_shapes_of_a_passed_check_are_not_tried_again(self, damaged: Checked) -> None:
-        engine, variant = self.wrapped(damaged[0])
-        ensure_agreement(engine, variant, manifests.load(damaged[0]), 1)
-        assert engine.runs == 0
+    def test_shapes_of_a_passed_check_are_not_tried_again(self, damaged: Checked, tmp_path: Path) -> None:
+        model = Path(shutil.copytree(damaged[0], tmp_path / "model"))
+        for threads, runs in ((1, 0), (2, self.runs)):
+            engine, variant = self.wrapped(model)
+            ensure_agreement(engine, variant, manifests.load(model), threads)
+            assert engine.runs == runs
 
     def test_minilm_on_openvino_agrees_with_its_reference(self, minilm: Path) -> None:
         shapes = [(1, 16), (2, 32), (3, 40), (1, 256)]

@@ -20,7 +20,7 @@ from gristmill_worker.models.answers import Answer, Answers
 from gristmill_worker.models.batch_run import run_items
 from gristmill_worker.models.check.invariance import Invariance, is_deterministic, measure_invariance
 from gristmill_worker.models.check.metric import Metric
-from gristmill_worker.models.self_test import Probes, shape_differences
+from gristmill_worker.models.self_test import Probes, own_shapes, shape_differences
 from gristmill_worker.tasks.base import Encoded
 
 _ROUNDS: Final = 5  # of timing, reference and variant in turns
@@ -53,8 +53,16 @@ class Findings:
     invariance: Invariance = field(default_factory=lambda: Invariance(None, None))
     deterministic: bool = True
     shapes: dict[Shape, float] = field(default_factory=dict)
+    shared: dict[Shape, float] = field(default_factory=dict)  # of shapes in one compilation for all of them
     speed: dict[Shape, float] = field(default_factory=dict)  # texts/s, relative to the reference
     metric: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def by_shape(self) -> dict[Shape, float]:
+        """The worse of both."""
+        return self.shapes | {
+            shape: max(difference, self.shapes.get(shape, 0.0)) for shape, difference in self.shared.items()
+        }
 
 
 def examine(job: Job) -> Findings:
@@ -82,7 +90,7 @@ def _examine(job: Job, findings: Findings) -> None:
         findings.invariance = measure_invariance(engine, answers, job.items)
         usual = _nearest(engine.shapes, usual_shapes(answers.manifest.max_length))
         findings.deterministic = is_deterministic(engine, answers, job.items, usual)
-        findings.shapes = shape_differences(engine, answers, job.shapes, job.probes)
+        _try_shapes(engine, answers, job.shapes, job.probes, findings)
         if job.metric is not None:
             values = run_items(engine, answers.task, job.metric.items, answers.read)
             findings.metric = job.metric.figures(values)
@@ -90,8 +98,16 @@ def _examine(job: Job, findings: Findings) -> None:
             findings.speed = {shape: _speed(engine, reference, job, shape) for shape in usual}
     if job.more_shapes:
         with closing(job.variant.load(job.more_shapes, job.threads, memory_mb=0)) as engine:
-            for shape, difference in shape_differences(engine, answers, job.more_shapes, job.probes).items():
-                findings.shapes[shape] = max(difference, findings.shapes.get(shape, 0.0))
+            _try_shapes(engine, answers, job.more_shapes, job.probes, findings)
+
+
+def _try_shapes(
+    engine: Engine, answers: Answers, shapes: Sequence[Shape], probes: Probes, findings: Findings
+) -> None:
+    own = own_shapes(engine)
+    for shape, difference in shape_differences(engine, answers, shapes, probes).items():
+        kind = findings.shapes if shape in own else findings.shared
+        kind[shape] = max(difference, kind.get(shape, 0.0))
 
 
 def _nearest(shapes: Sequence[Shape], usual: Sequence[Shape]) -> list[Shape]:

@@ -47,10 +47,10 @@ def write_json(report: Report, path: Path) -> None:
         "variants": [
             {
                 "variant": str(entry.variant),
-                **entry.verdict.model_dump(mode="json", exclude={"format", "shapes"}),
+                **entry.verdict.model_dump(mode="json", exclude={"format", "shapes", "shared_shapes"}),
                 "differences_by_shape": {
                     f"{batch}x{sequence}": difference  # null: failed, NaN or infinity
-                    for (batch, sequence), difference in sorted(entry.findings.shapes.items())
+                    for (batch, sequence), difference in sorted(entry.findings.by_shape.items())
                 },
             }
             for entry in report.judged
@@ -70,7 +70,7 @@ def _cells(entry: Judged, reference_metric: Mapping[str, float]) -> dict[str, st
         for unit, digits in (("cosine", ".6f"), ("difference", ".2g")):
             if (value := figures.get(f"{name}_{unit}")) is not None:
                 cells[f"{name.replace('_', ', ')} {unit}"] = format(value, digits)
-    cells["shapes tried"] = str(len(findings.shapes))
+    cells["shapes tried"] = str(len(findings.by_shape))
     cells["same bits again"] = "yes" if findings.deterministic else "no"
     if findings.label_agreement is not None:
         cells["same label"] = f"{findings.label_agreement:.1%}"

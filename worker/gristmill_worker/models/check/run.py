@@ -102,7 +102,7 @@ def _check(options: CheckOptions, say: Say) -> Report:
         say(f"checking {variant}")
         job = Job(variant, reference, options.threads, usual, more, probes, items, expected, metric)
         limits = LIMITS[kind_of(variant, reference.form)].changed(options.limits)
-        judged.append(judge(variant, _examine(job), limits, manifest.task, metric_values))
+        judged.append(judge(variant, _examine(job), limits, manifest.task, metric_values, options.threads))
     return Report(
         manifest=manifest,
         judged=tuple(judged),
