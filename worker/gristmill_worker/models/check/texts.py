@@ -49,9 +49,9 @@ def _documentation() -> list[str]:
     joined = [
         " ".join(paragraphs[start : start + count])
         for count in _JOINED
-        for start in shuffle.sample(range(len(paragraphs) - count), _JOINS)
+        for start in shuffle.sample(range(len(paragraphs) - count), min(_JOINS, len(paragraphs) - count))
     ]
-    return [*shuffle.sample(paragraphs, _PARAGRAPHS), *joined]
+    return [*shuffle.sample(paragraphs, min(_PARAGRAPHS, len(paragraphs))), *joined]
 
 
 def _column(path: Path, column: str) -> list[str]:
