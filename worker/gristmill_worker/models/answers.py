@@ -19,6 +19,7 @@ from gristmill_worker.tasks.text_classification import TextClassification
 Answer = tuple[Array, ...]  # one array per output; texts have one: a vector, or a probability per label
 
 _TINY: Final = 1e-12
+_SMALLEST_SCALE: Final = 1e-3  # of an output: below, float32 rounding of the sums behind it is no difference
 
 
 class Answers:
@@ -58,7 +59,7 @@ class Answers:
 
         For embeddings it is 1 - cosine, if their length is 1; of others, a difference in length counts as
         well. For classifiers it is the largest difference of a probability, for tensors the largest of a
-        number relative to the largest of its output.
+        number relative to the largest of its output, or to .001 if that is larger.
         """
         if not all(np.isfinite(array).all() for array in (*found, *expected)):
             return float("inf")
@@ -84,7 +85,7 @@ def _largest(found: Array, expected: Array) -> float:
 
 
 def _relative(found: Array, expected: Array) -> float:
-    return _largest(found, expected) / max(float(np.abs(expected).max(initial=0.0)), _TINY)
+    return _largest(found, expected) / max(float(np.abs(expected).max(initial=0.0)), _SMALLEST_SCALE)
 
 
 def cut(item: Encoded, length: int) -> Encoded:
