@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import BaseModel
+from rich.console import Console
 from structlog.testing import capture_logs
 
-from conftest import Workers
+from conftest import Workers, wait_until
 from damaged import (
     answering_by_chance,
     answering_nan,
@@ -41,15 +43,19 @@ from gristmill_worker.engines.choice import NATIVE_BF16, Wanted, choose
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models import self_test as self_testing
+from gristmill_worker.models.answers import Answers
 from gristmill_worker.models.batch_run import run_texts
 from gristmill_worker.models.check import own_process
 from gristmill_worker.models.check.metric import macro_f1, spearman
+from gristmill_worker.models.check.report import print_report
 from gristmill_worker.models.check.run import CheckOptions, check
+from gristmill_worker.models.check.texts import check_items
+from gristmill_worker.models.documentation import documentation
 from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.labelled import Labelled, ScoredPairs, read_pairs
 from gristmill_worker.models.manifest import ModelRefusedError
 from gristmill_worker.models.records import save_record
-from gristmill_worker.models.self_test import ensure_agreement, reference_of, self_test
+from gristmill_worker.models.self_test import ensure_agreement, probe_items, reference_of, self_test
 from gristmill_worker.models.verdict import Verdict, load_verdict, save_verdict
 from gristmill_worker.tasks.base import make_task
 
@@ -244,6 +250,47 @@ class TestCheck:
         assert "Read-only file system" in report.not_stored
         assert list(model.glob("check-*")) == []
 
+    def test_a_variant_whose_process_was_killed_has_no_verdict_and_others_keep_theirs(
+        self, damaged: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def call(function: Any, job: Any) -> Any:
+            if job.variant.form == "nan":
+                raise own_process.ProcessDiedError(-signal.SIGKILL)
+            if job.variant.form == "weights":
+                raise own_process.ProcessDiedError(-signal.SIGSEGV)
+            return function(job)
+
+        model = copy_with_forms(
+            damaged[0], tmp_path / "model", {"right": nothing, "nan": answering_nan, "weights": other_weights}
+        )
+        monkeypatch.setattr(own_process, "call", call)
+        report = check(CheckOptions(model, Wanted("onnxruntime")))
+        assert not report.passed
+        assert report.killed == {"onnxruntime nan (int8)": "its process ended (signal SIGKILL)"}
+        assert load_verdict(model, variant_of(model, "nan").run_key()) is None
+        for form, passed in (("right", True), ("weights", False)):
+            verdict = load_verdict(model, variant_of(model, form).run_key())
+            assert verdict is not None
+            assert verdict.passed is passed
+        with Console(record=True, width=200, file=io.StringIO()) as console:
+            print_report(console, report)
+        assert "not judged: onnxruntime nan (int8): its process ended" in console.export_text()
+
+    def test_an_interruption_keeps_the_verdicts_that_were_found(
+        self, damaged: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def call(function: Any, job: Any) -> Any:
+            if job.variant.form == "nan":
+                raise KeyboardInterrupt
+            return function(job)
+
+        model = copy_with_forms(damaged[0], tmp_path / "model", {"nan": answering_nan})
+        monkeypatch.setattr(own_process, "call", call)
+        with pytest.raises(KeyboardInterrupt):
+            check(CheckOptions(model, Wanted("onnxruntime")))
+        assert load_verdict(model, variant_of(model, "fp32").run_key()) is not None
+        assert load_verdict(model, variant_of(model, "nan").run_key()) is None
+
     def test_tensors_are_compared_on_random_ones(self, tmp_path: Path) -> None:
         for write in (write_square, write_lookup):
             model = tmp_path / write.__name__
@@ -274,6 +321,13 @@ class TestCheck:
     def test_columns_of_pairs_are_two_names(self, tiny_classifier: Path) -> None:
         for flags in (["--pair-columns", "a,b"], ["--data", "rows.csv", "--pair-columns", "a"]):
             assert "--pair-columns" in run_check(tiny_classifier, *flags, code=ExitCode.USAGE).stderr
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
 
 
 class Labels(BaseModel):
@@ -315,12 +369,44 @@ class TestFigures:
 
     def test_a_process_that_dies_is_told_from_one_that_answers(self) -> None:
         assert own_process.call(abs, -3) == 3
-        with pytest.raises(own_process.ProcessDiedError, match="SIGKILL"):
-            own_process.call(signal.raise_signal, signal.SIGKILL)
-        with pytest.raises(own_process.ProcessDiedError, match="exit code 3"):
+        for number, killed in ((signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGSEGV, False)):
+            with pytest.raises(own_process.ProcessDiedError, match=number.name) as caught:
+                own_process.call(signal.raise_signal, number)
+            assert caught.value.killed is killed
+        with pytest.raises(own_process.ProcessDiedError, match="exit code 3") as caught:
             own_process.call(os._exit, 3)
+        assert not caught.value.killed
         with pytest.raises(ValueError, match="invalid literal"):
             own_process.call(int, "x")
+
+    def test_a_process_ends_with_its_parent(self, tmp_path: Path) -> None:
+        path = tmp_path / "pid"
+        work = f"import os, time; open({str(path)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(600)"
+        main = f"from gristmill_worker.models.check.own_process import call; call(exec, {work!r})"
+        parent = subprocess.Popen([sys.executable, "-c", main])
+        wait_until(lambda: path.exists() and path.read_text().endswith(" "))
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not is_running(int(path.read_text())), timeout_s=20)
+
+    def test_tensors_are_compared_relative_to_their_size_and_zeros_are_equal(self, tmp_path: Path) -> None:
+        import_model(str(write_square(tmp_path / "source")), tmp_path / "model")
+        answers = Answers(tmp_path / "model", manifests.load(tmp_path / "model"))
+        ones, zeros = (np.full(3, value, np.float32) for value in (1.0, 0.0))
+        assert answers.difference((ones * 20,), (ones * 10,)) == pytest.approx(1.0)
+        assert answers.difference((zeros + np.float32(1e-9),), (zeros,)) < 1e-5
+        assert answers.difference((ones,), (zeros,)) > 1
+
+    def test_a_python_without_its_documentation_is_checked_with_sentences(
+        self, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+        texts = list(documentation())
+        assert len(texts) == len(set(texts)) > 16
+        answers = Answers(tiny_encoder, manifests.load(tiny_encoder))
+        items = check_items(answers, None, "text")
+        assert items[0].length < items[-1].length == 48
+        assert max(probe_items(answers, [7, 48])) == 48
 
 
 class Wrapped:

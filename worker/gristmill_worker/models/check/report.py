@@ -31,6 +31,9 @@ def print_report(console: Console, report: Report) -> None:
     for entry in report.judged:
         for problem in entry.verdict.problems:
             console.print(f"{entry.variant}: {problem}", highlight=False, markup=False, soft_wrap=True)
+    for variant, how in report.killed.items():
+        text = f"not judged: {variant}: {how}: was the memory short?"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     for variant, obstacle in report.obstacles.items():
         console.print(f"not checked: {variant}: {obstacle}", highlight=False, markup=False, soft_wrap=True)
 
@@ -55,6 +58,7 @@ def write_json(report: Report, path: Path) -> None:
             }
             for entry in report.judged
         ],
+        "not_judged": report.killed,
         "not_checked": report.obstacles,
     }
     path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
