@@ -23,11 +23,11 @@ from gristmill.errors import InputFileError
 from gristmill_worker.engines.base import example_inputs
 from gristmill_worker.engines.choice import ANY, choose
 from gristmill_worker.engines.variant import Variant
-from gristmill_worker.models import inspect_onnx, manifest
+from gristmill_worker.models import inspect_onnx, manifest, speed
 from gristmill_worker.models.cli import model as model_commands
 from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
-from gristmill_worker.models.quantize import compare, kinds, run
+from gristmill_worker.models.quantize import kinds, run
 from gristmill_worker.models.quantize.job import Options
 from gristmill_worker.models.quantize.ort_graph import (
     Activation,
@@ -56,8 +56,8 @@ def encoder(tiny_encoder: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time as little as possible: no test looks at speed."""
-    monkeypatch.setattr(compare, "_ROUNDS", 1)
-    monkeypatch.setattr(compare, "_SLOT_S", 0.0)
+    monkeypatch.setattr(speed, "_ROUNDS", 1)
+    monkeypatch.setattr(speed, "_SLOT_S", 0.0)
     monkeypatch.setattr(run, "_HELD_OUT", 32)
     monkeypatch.setattr(run, "_TRIAL", 16)
 
@@ -106,8 +106,8 @@ def test_a_form_is_added_beside_the_others_and_runs(encoder: Path, kind: str) ->
     assert report.form.precision == "int8"
     assert report.form_bytes == sum((encoder / file).stat().st_size for file in report.form.files)
     for found in report.comparisons:
-        assert found.min_cosine > 0.98
-        assert found.mean_cosine > 0.99
+        assert 1 - found.worst > 0.98
+        assert 1 - found.mean > 0.99
         assert found.same_label is None
     selected = after.select(kind)
     runs_here = report.comparisons[0].variant.engine
@@ -146,9 +146,9 @@ def test_minilm_in_int8_stays_near_to_fp32(minilm: Path, tmp_path: Path) -> None
         # Only the form for DeepSparse keeps its tables in float.
         assert report.form_bytes < (0.7 if kind == "int8-deepsparse" else 0.3) * report.reference_bytes
         for found in report.comparisons:
-            assert found.min_cosine > least, found
-            assert found.mean_cosine > mean, found
-            assert found.neighbours > 0.9995, found
+            assert 1 - found.worst > least, found
+            assert 1 - found.mean > mean, found
+            assert 1 - found.neighbours > 0.9995, found
     assert manifest.load(model).form_names == ("fp32", *limits)
 
 
@@ -159,9 +159,9 @@ def test_the_layers_that_suffer_most_stay_in_float(minilm: Path, tmp_path: Path)
     assert report.notes[0].startswith(tuple(f"{count} of 36 layers stay in float" for count in range(1, 10)))
     assert "outer/product" in report.notes[0]  # behind GELU, whose outliers stretch the range
     # Texts that are unlike those of the calibration lose more: the ranges cut off what is beyond them.
-    assert report.comparisons[0].min_cosine > 0.97
-    assert report.comparisons[0].mean_cosine > 0.99
-    assert report.comparisons[0].neighbours > 0.999
+    assert 1 - report.comparisons[0].worst > 0.97
+    assert 1 - report.comparisons[0].mean > 0.99
+    assert 1 - report.comparisons[0].neighbours > 0.999
     graph = inspect_onnx.read_graph(model / report.form.file)
     kept = len(linear_layers(graph))
     assert f"{kept} of 36 layers in float" in report.form.method
@@ -171,7 +171,7 @@ def test_the_layers_that_suffer_most_stay_in_float(minilm: Path, tmp_path: Path)
 def test_histograms_give_ranges_too(encoder: Path, calibration: Any) -> None:
     options = Options(calibration=calibration, min_cosine=0.0)
     report = quantize(Request(encoder, "int8-ort", calibration_texts=16, options=options))
-    assert report.comparisons[0].min_cosine > 0.9
+    assert 1 - report.comparisons[0].worst > 0.9
     assert calibration in report.form.method
 
 
@@ -326,7 +326,7 @@ def test_a_directory_that_changed_meanwhile_is_left_alone(
         return made
 
     monkeypatch.setattr(run, "find_kind", lambda _: replaced)
-    monkeypatch.setattr(run, "_compare", lambda *_: iter(()))
+    monkeypatch.setattr(run, "_compare", lambda _job, _name, form, _held: (form, [], []))
     with pytest.raises(ModelRefusedError, match="changed meanwhile"):
         quantize(Request(encoder, "int8-rows"))
     assert contents(encoder) == contents(tiny_classifier)

@@ -73,6 +73,19 @@ class Answers:
         """Return the :meth:`difference` of each pair."""
         return [self.difference(*pair) for pair in zip(found, expected, strict=True)]
 
+    def same_label(self, found: Sequence[Answer], expected: Sequence[Answer]) -> float | None:
+        """Return the share of pairs with one best label; None for a model without labels.
+
+        Of a single label it is whether it applies.
+        """
+        if not self.manifest.labels or not found:
+            return None
+        return sum(_label(a) == _label(b) for (a,), (b,) in zip(found, expected, strict=True)) / len(found)
+
+
+def _label(scores: Array) -> int:
+    return int(scores[0] > 0.5) if len(scores) == 1 else int(scores.argmax())
+
 
 def _unlikeness(found: Array, expected: Array) -> float:
     """|a - b|^2 / (|a|^2 + |b|^2), which is 1 - cosine where both are of one length."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gristmill.errors import InputFileError
-from gristmill_worker.batching.shapes import SEQUENCES, candidate_shapes, default_shapes
+from gristmill_worker.batching.shapes import candidate_shapes, default_shapes
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.cpus import cpu_features
 from gristmill_worker.engines import deepsparse
@@ -19,7 +19,7 @@ from gristmill_worker.engines.choice import ANY, NULL, Wanted, obstacle_to, vari
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.answers import Answer, Answers
-from gristmill_worker.models.batch_run import plan_items, run_items
+from gristmill_worker.models.batch_run import plan_items, run_items, shapes_for
 from gristmill_worker.models.check import metric as metrics
 from gristmill_worker.models.check import own_process
 from gristmill_worker.models.check.examine import Findings, Job, examine
@@ -169,9 +169,7 @@ def _shapes(
 
 def _alone(answers: Answers, reference: Variant, items: Sequence[Encoded], threads: int) -> list[Answer]:
     """Return the reference's answers in batches of one."""
-    longest = max(item.length for item in items)
-    shapes = [(1, sequence) for sequence in (*(size for size in SEQUENCES if size < longest), longest)]
-    with closing(reference.load(shapes, threads)) as engine:
+    with closing(reference.load(shapes_for(items, 1), threads)) as engine:
         values: list[Answer] = run_items(engine, answers.task, items, answers.read)
     return values
 
