@@ -81,7 +81,7 @@ class Fleet:
         for process, _ in self._running.values():
             process.terminate()
         codes = [process.wait(timeout=60) for process, _ in self._running.values()]
-        # A worker that was stopped in the middle of a batch is ended by its own watchdog when it wakes; one that
+        # One that was stopped in the middle of a batch is ended by its own watchdog when it wakes; one that
         # was started just now has not yet learned to drain.
         if error is None and not {*codes} <= {0, -signal.SIGALRM, -signal.SIGTERM}:
             raise GristmillError(f"workers ended with {codes} at the end")

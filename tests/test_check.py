@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -10,14 +11,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
+from rich.console import Console
 from structlog.testing import capture_logs
 
-from conftest import Workers
+from conftest import Workers, wait_until
 from damaged import (
     answering_by_chance,
     answering_nan,
@@ -39,15 +43,20 @@ from gristmill_worker.engines.choice import NATIVE_BF16, Wanted, choose
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models import self_test as self_testing
+from gristmill_worker.models.answers import Answers
 from gristmill_worker.models.batch_run import run_texts
 from gristmill_worker.models.check import own_process
 from gristmill_worker.models.check.metric import macro_f1, spearman
+from gristmill_worker.models.check.report import print_report
 from gristmill_worker.models.check.run import CheckOptions, check
+from gristmill_worker.models.check.texts import check_items
+from gristmill_worker.models.documentation import documentation
 from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.labelled import Labelled, ScoredPairs, read_pairs
 from gristmill_worker.models.manifest import ModelRefusedError
-from gristmill_worker.models.self_test import ensure_agreement, reference_of, self_test
-from gristmill_worker.models.verdict import load_verdict
+from gristmill_worker.models.records import save_record
+from gristmill_worker.models.self_test import ensure_agreement, probe_items, reference_of, self_test
+from gristmill_worker.models.verdict import Verdict, load_verdict, save_verdict
 from gristmill_worker.tasks.base import make_task
 
 ODD_LENGTH = 24  # no shape of the default grid; a tuned worker might use it
@@ -208,6 +217,10 @@ class TestCheck:
         verdict = load_verdict(model, variant.run_key())
         assert verdict is not None
         assert verdict.passed
+        assert set(default_shapes(48)) <= set(verdict.shapes)
+        assert {batch for batch, _ in verdict.shared_shapes} == {2}  # those that tuning might choose
+        assert (2, ODD_LENGTH) not in verdict.shapes
+        assert verdict.threads == 1
 
     def test_pairs_are_ranked_and_a_rank_lost_is_a_drop(self, damaged: Checked, tmp_path: Path) -> None:
         first = ("the mill turns", "the rain falls", "a mill", "bread and flour")
@@ -237,6 +250,47 @@ class TestCheck:
         assert report.not_stored is not None
         assert "Read-only file system" in report.not_stored
         assert list(model.glob("check-*")) == []
+
+    def test_a_variant_whose_process_was_killed_has_no_verdict_and_others_keep_theirs(
+        self, damaged: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def call(function: Any, job: Any) -> Any:
+            if job.variant.form == "nan":
+                raise own_process.ProcessDiedError(-signal.SIGKILL)
+            if job.variant.form == "weights":
+                raise own_process.ProcessDiedError(-signal.SIGSEGV)
+            return function(job)
+
+        model = copy_with_forms(
+            damaged[0], tmp_path / "model", {"right": nothing, "nan": answering_nan, "weights": other_weights}
+        )
+        monkeypatch.setattr(own_process, "call", call)
+        report = check(CheckOptions(model, Wanted("onnxruntime")))
+        assert not report.passed
+        assert report.killed == {"onnxruntime nan (int8)": "its process ended (signal SIGKILL)"}
+        assert load_verdict(model, variant_of(model, "nan").run_key()) is None
+        for form, passed in (("right", True), ("weights", False)):
+            verdict = load_verdict(model, variant_of(model, form).run_key())
+            assert verdict is not None
+            assert verdict.passed is passed
+        with Console(record=True, width=200, file=io.StringIO()) as console:
+            print_report(console, report)
+        assert "not judged: onnxruntime nan (int8): its process ended" in console.export_text()
+
+    def test_an_interruption_keeps_the_verdicts_that_were_found(
+        self, damaged: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def call(function: Any, job: Any) -> Any:
+            if job.variant.form == "nan":
+                raise KeyboardInterrupt
+            return function(job)
+
+        model = copy_with_forms(damaged[0], tmp_path / "model", {"nan": answering_nan})
+        monkeypatch.setattr(own_process, "call", call)
+        with pytest.raises(KeyboardInterrupt):
+            check(CheckOptions(model, Wanted("onnxruntime")))
+        assert load_verdict(model, variant_of(model, "fp32").run_key()) is not None
+        assert load_verdict(model, variant_of(model, "nan").run_key()) is None
 
     def test_tensors_are_compared_on_random_ones(self, tmp_path: Path) -> None:
         for write in (write_square, write_lookup):
@@ -270,6 +324,17 @@ class TestCheck:
             assert "--pair-columns" in run_check(tiny_classifier, *flags, code=ExitCode.USAGE).stderr
 
 
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+class Labels(BaseModel):
+    names: tuple[str, ...]
+
+
 class TestFigures:
     def test_macro_f1_counts_labels_alike(self) -> None:
         given, found = np.array([0, 0, 0, 1]), np.array([0, 0, 1, 1])
@@ -291,14 +356,58 @@ class TestFigures:
         with pytest.raises(InputFileError, match=r"line 2: 'score' is 'much'"):
             read_pairs(path, ("a", "b"), "score")
 
+    def test_a_record_that_cannot_be_written_leaves_nothing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        record = Labels(names=("flour",))
+        monkeypatch.setattr(Path, "replace", full)
+        with pytest.raises(InputFileError, match="No space left on device"):
+            save_record(tmp_path / "record.json", record)
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_process_that_dies_is_told_from_one_that_answers(self) -> None:
         assert own_process.call(abs, -3) == 3
-        with pytest.raises(own_process.ProcessDiedError, match="SIGKILL"):
-            own_process.call(signal.raise_signal, signal.SIGKILL)
-        with pytest.raises(own_process.ProcessDiedError, match="exit code 3"):
+        for number, killed in ((signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGSEGV, False)):
+            with pytest.raises(own_process.ProcessDiedError, match=number.name) as caught:
+                own_process.call(signal.raise_signal, number)
+            assert caught.value.killed is killed
+        with pytest.raises(own_process.ProcessDiedError, match="exit code 3") as caught:
             own_process.call(os._exit, 3)
+        assert not caught.value.killed
         with pytest.raises(ValueError, match="invalid literal"):
             own_process.call(int, "x")
+
+    def test_a_process_ends_with_its_parent(self, tmp_path: Path) -> None:
+        path = tmp_path / "pid"
+        work = f"import os, time; open({str(path)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(600)"
+        main = f"from gristmill_worker.models.check.own_process import call; call(exec, {work!r})"
+        parent = subprocess.Popen([sys.executable, "-c", main])
+        wait_until(lambda: path.exists() and path.read_text().endswith(" "))
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not is_running(int(path.read_text())), timeout_s=20)
+
+    def test_tensors_are_compared_relative_to_their_size_and_zeros_are_equal(self, tmp_path: Path) -> None:
+        import_model(str(write_square(tmp_path / "source")), tmp_path / "model")
+        answers = Answers(tmp_path / "model", manifests.load(tmp_path / "model"))
+        ones, zeros = (np.full(3, value, np.float32) for value in (1.0, 0.0))
+        assert answers.difference((ones * 20,), (ones * 10,)) == pytest.approx(1.0)
+        assert answers.difference((zeros + np.float32(1e-9),), (zeros,)) < 1e-5
+        assert answers.difference((ones,), (zeros,)) > 1
+
+    def test_a_python_without_its_documentation_is_checked_with_sentences(
+        self, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+        texts = list(documentation())
+        assert len(texts) == len(set(texts)) > 16
+        answers = Answers(tiny_encoder, manifests.load(tiny_encoder))
+        items = check_items(answers, None, "text")
+        assert items[0].length < items[-1].length == 48
+        assert max(probe_items(answers, [7, 48])) == 48
 
 
 class Wrapped:
@@ -306,6 +415,7 @@ class Wrapped:
 
     def __init__(self, engine: Engine, wrong: int | None = None, failing: int | None = None) -> None:
         self.name, self.precision, self.shapes = engine.name, engine.precision, engine.shapes
+        self.fixed = engine.shapes
         self.runs = 0
         self._engine, self._wrong, self._failing = engine, wrong, failing
 
@@ -326,6 +436,7 @@ class Wrapped:
 
 class TestSelfTest:
     shapes: Sequence[Shape] = default_shapes(48)
+    runs = sum(1 + (batch == 1) for batch, _ in shapes)  # a batch of one runs with and without padding
 
     def wrapped(self, model: Path, form: str = "right", **faults: int) -> tuple[Wrapped, Variant]:
         variant = variant_of(model, form)
@@ -358,12 +469,47 @@ class TestSelfTest:
 
     def test_what_agreed_once_is_not_tried_again(self, model: Path) -> None:
         manifest = manifests.load(model)
-        for runs in (len(self.shapes), 0):
+        for runs in (self.runs, 0):
             engine, variant = self.wrapped(model)
             with capture_logs() as logs:
                 ensure_agreement(engine, variant, manifest, 1)
             assert engine.runs == runs
             assert [entry["event"] for entry in logs] == ["self_test"] * bool(runs)
+
+    @pytest.mark.parametrize("shapes", [[(1, 16), (1, 48)], [(4, 32)], [(1, 24)]])
+    def test_an_engine_that_reads_padding_is_found_whatever_the_shapes(
+        self, tiny_encoder: Path, tmp_path: Path, shapes: list[Shape]
+    ) -> None:
+        model = copy_with_forms(tiny_encoder, tmp_path / "model", {"padding": reading_padding})
+        variant = variant_of(model, "padding")
+        with closing(variant.load(shapes, 1)) as engine:
+            found = self_test(engine, variant, reference_of(model, manifests.load(model)), shapes, 1)
+            assert min(found.values()) > 1e-3
+            with pytest.raises(ModelRefusedError, match="answers wrongly"):
+                ensure_agreement(engine, variant, manifests.load(model), 1)
+
+    def test_what_agreed_with_other_threads_or_kernels_is_tried(self, model: Path) -> None:
+        variant, manifest = variant_of(model, "right"), manifests.load(model)
+
+        def runs(threads: int, fixed: Sequence[Shape]) -> int:
+            engine = Wrapped(variant.load(self.shapes, 1))
+            engine.fixed = tuple(fixed)
+            ensure_agreement(engine, variant, manifest, threads)
+            return engine.runs
+
+        assert runs(1, self.shapes) == self.runs
+        assert runs(2, self.shapes) == self.runs
+        assert runs(1, self.shapes[1:]) == 2  # one shape shares a compilation now
+        assert runs(1, self.shapes[1:]) == runs(1, self.shapes) == runs(2, self.shapes) == 0
+
+    def test_an_older_record_does_not_count_where_a_check_failed(self, model: Path) -> None:
+        engine, variant = self.wrapped(model)
+        ensure_agreement(engine, variant, manifests.load(model), 1)
+        failed = Verdict(key=variant.run_key(), passed=False, problems=("x",), shapes=(), figures={})
+        save_verdict(model, failed)
+        engine, variant = self.wrapped(model, wrong=32)
+        with pytest.raises(ModelRefusedError, match="answers wrongly"):
+            ensure_agreement(engine, variant, manifests.load(model), 1)
 
     def test_what_cannot_be_stored_is_tried_every_time(
         self, model: Path, monkeypatch: pytest.MonkeyPatch
@@ -375,12 +521,14 @@ class TestSelfTest:
         for _ in range(2):
             engine, variant = self.wrapped(model)
             ensure_agreement(engine, variant, manifests.load(model), 1)
-            assert engine.runs == len(self.shapes)
+            assert engine.runs == self.runs
 
-    def test_shapes_of_a_passed_check_are_not_tried_again(self, damaged: Checked) -> None:
-        engine, variant = self.wrapped(damaged[0])
-        ensure_agreement(engine, variant, manifests.load(damaged[0]), 1)
-        assert engine.runs == 0
+    def test_shapes_of_a_passed_check_are_not_tried_again(self, damaged: Checked, tmp_path: Path) -> None:
+        model = Path(shutil.copytree(damaged[0], tmp_path / "model"))
+        for threads, runs in ((1, 0), (2, self.runs)):
+            engine, variant = self.wrapped(model)
+            ensure_agreement(engine, variant, manifests.load(model), threads)
+            assert engine.runs == runs
 
     def test_minilm_on_openvino_agrees_with_its_reference(self, minilm: Path) -> None:
         shapes = [(1, 16), (2, 32), (3, 40), (1, 256)]

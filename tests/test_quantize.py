@@ -17,17 +17,19 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
+from checkpoints import write_checkpoint
 from conftest import wait_until
 from graphs import write_lookup
 from gristmill.errors import InputFileError
 from gristmill_worker.engines.base import example_inputs
 from gristmill_worker.engines.choice import ANY, choose
 from gristmill_worker.engines.variant import Variant
-from gristmill_worker.models import inspect_onnx, manifest
+from gristmill_worker.models import calibration, inspect_onnx, manifest, speed
+from gristmill_worker.models.answers import Answers
 from gristmill_worker.models.cli import model as model_commands
 from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
-from gristmill_worker.models.quantize import compare, kinds, run
+from gristmill_worker.models.quantize import kinds, run, store
 from gristmill_worker.models.quantize.job import Options
 from gristmill_worker.models.quantize.ort_graph import (
     Activation,
@@ -56,8 +58,8 @@ def encoder(tiny_encoder: Path, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time as little as possible: no test looks at speed."""
-    monkeypatch.setattr(compare, "_ROUNDS", 1)
-    monkeypatch.setattr(compare, "_SLOT_S", 0.0)
+    monkeypatch.setattr(speed, "_ROUNDS", 1)
+    monkeypatch.setattr(speed, "_SLOT_S", 0.0)
     monkeypatch.setattr(run, "_HELD_OUT", 32)
     monkeypatch.setattr(run, "_TRIAL", 16)
 
@@ -106,8 +108,8 @@ def test_a_form_is_added_beside_the_others_and_runs(encoder: Path, kind: str) ->
     assert report.form.precision == "int8"
     assert report.form_bytes == sum((encoder / file).stat().st_size for file in report.form.files)
     for found in report.comparisons:
-        assert found.min_cosine > 0.98
-        assert found.mean_cosine > 0.99
+        assert 1 - found.worst > 0.98
+        assert 1 - found.mean > 0.99
         assert found.same_label is None
     selected = after.select(kind)
     runs_here = report.comparisons[0].variant.engine
@@ -125,6 +127,72 @@ def test_labels_of_a_classifier_are_compared_too(tiny_classifier: Path, tmp_path
     same = report.comparisons[0].same_label
     assert same is not None
     assert same > 0.9
+
+
+@pytest.mark.parametrize("labels", [("spam",), ("yes", "no")])
+def test_classifiers_are_judged_by_probabilities(tmp_path: Path, labels: tuple[str, ...]) -> None:
+    """The cosine of one logit is 1 or -1, and that of two says nothing of what is between them."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", head=labels)
+    import_model(str(checkpoint), tmp_path / "model")
+    model = tmp_path / "model"
+    answers = Answers(model, manifest.load(model))
+    right, wrong = (np.full(len(labels), value) for value in (0.1, 0.9))
+    assert answers.difference((wrong,), (right,)) == pytest.approx(0.8)
+    assert answers.same_label([(wrong,), (right,)], [(right,), (right,)]) == (0.5 if len(labels) == 1 else 1)
+    options = Options(max_difference=0.0, max_float_share=0.1)
+    report = quantize(Request(model, "int8-ort", options=options))
+    (found,) = report.comparisons
+    assert 0 < found.mean <= found.worst < 0.2
+    assert "largest difference of a probability" in report.notes[0]
+    assert "The goal of 0 was not reached" in report.notes[1]
+    printed = invoke("quantize", model, "--form", "int8-rows", "--max-difference", 0).stdout
+    assert "differences of probabilities from fp32" in printed
+    assert "beyond the 0 that --max-difference asks for" in printed
+
+
+@pytest.mark.parametrize("kind", ["int8-openvino", "int8-deepsparse", "int8-ort"])
+def test_calibration_runs_on_the_threads_asked_for(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    import nncf  # noqa: PLC0415
+
+    seen: set[int] = set()
+
+    def session(path: Path, names: Any, threads: int) -> Any:
+        seen.add(threads)
+        return calibration_session(path, names, threads)
+
+    def nncf_quantize(*arguments: Any, **options: Any) -> Any:
+        seen.add(len(os.sched_getaffinity(0)))
+        return quantize_by_nncf(*arguments, **options)
+
+    calibration_session, quantize_by_nncf = calibration._session, nncf.quantize
+    monkeypatch.setattr(calibration, "_session", session)
+    monkeypatch.setattr(nncf, "quantize", nncf_quantize)
+    before = os.sched_getaffinity(0)
+    quantize(Request(encoder, kind, threads=1))
+    assert seen == {1}
+    assert os.sched_getaffinity(0) == before
+
+
+def test_an_engine_that_refuses_the_form_is_not_among_its_engines(
+    encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(variant: Variant, *arguments: Any, **options: Any) -> Any:
+        if variant.engine in refusing and variant.form != "fp32":
+            raise ModelRefusedError(f"{variant.engine} will not")
+        return load_variant(variant, *arguments, **options)
+
+    load_variant, refusing = Variant.load, ["openvino"]
+    monkeypatch.setattr(Variant, "load", load)
+    report = quantize(Request(encoder, "int8-rows"))
+    assert manifest.load(encoder).forms["int8-rows"].engines == report.form.engines == ("onnxruntime",)
+    assert {found.variant.engine for found in report.comparisons} == {"onnxruntime"}
+    assert report.notes == ("The form is not for openvino: openvino will not",)
+    refusing.append("onnxruntime")
+    with pytest.raises(ModelRefusedError, match="no engine runs the form: onnxruntime will not"):
+        quantize(Request(encoder, "int8-rows", name="again"))
+    assert manifest.load(encoder).form_names == ("fp32", "int8-rows")
 
 
 def test_a_new_form_is_not_used_before_it_is_checked(encoder: Path) -> None:
@@ -146,9 +214,9 @@ def test_minilm_in_int8_stays_near_to_fp32(minilm: Path, tmp_path: Path) -> None
         # Only the form for DeepSparse keeps its tables in float.
         assert report.form_bytes < (0.7 if kind == "int8-deepsparse" else 0.3) * report.reference_bytes
         for found in report.comparisons:
-            assert found.min_cosine > least, found
-            assert found.mean_cosine > mean, found
-            assert found.neighbours > 0.9995, found
+            assert 1 - found.worst > least, found
+            assert 1 - found.mean > mean, found
+            assert 1 - found.neighbours > 0.9995, found
     assert manifest.load(model).form_names == ("fp32", *limits)
 
 
@@ -159,9 +227,9 @@ def test_the_layers_that_suffer_most_stay_in_float(minilm: Path, tmp_path: Path)
     assert report.notes[0].startswith(tuple(f"{count} of 36 layers stay in float" for count in range(1, 10)))
     assert "outer/product" in report.notes[0]  # behind GELU, whose outliers stretch the range
     # Texts that are unlike those of the calibration lose more: the ranges cut off what is beyond them.
-    assert report.comparisons[0].min_cosine > 0.97
-    assert report.comparisons[0].mean_cosine > 0.99
-    assert report.comparisons[0].neighbours > 0.999
+    assert 1 - report.comparisons[0].worst > 0.97
+    assert 1 - report.comparisons[0].mean > 0.99
+    assert 1 - report.comparisons[0].neighbours > 0.999
     graph = inspect_onnx.read_graph(model / report.form.file)
     kept = len(linear_layers(graph))
     assert f"{kept} of 36 layers in float" in report.form.method
@@ -171,7 +239,7 @@ def test_the_layers_that_suffer_most_stay_in_float(minilm: Path, tmp_path: Path)
 def test_histograms_give_ranges_too(encoder: Path, calibration: Any) -> None:
     options = Options(calibration=calibration, min_cosine=0.0)
     report = quantize(Request(encoder, "int8-ort", calibration_texts=16, options=options))
-    assert report.comparisons[0].min_cosine > 0.9
+    assert 1 - report.comparisons[0].worst > 0.9
     assert calibration in report.form.method
 
 
@@ -290,7 +358,8 @@ def test_an_interruption_at_the_end_leaves_the_old_directory(
     assert "7-bit" in manifest.load(encoder).forms["int8-rows"].method
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing(minilm: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_in_the_middle_leaves_nothing(minilm: Path, tmp_path: Path, number: int) -> None:
     model = Path(shutil.copytree(minilm, tmp_path / "model"))
     before = sorted(path.name for path in model.iterdir())
     command = [
@@ -305,12 +374,24 @@ def test_ctrl_c_in_the_middle_leaves_nothing(minilm: Path, tmp_path: Path) -> No
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     wait_until(lambda: list(model.glob(".quantize-*")))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors.decode()
     assert b"Traceback" not in errors
     assert sorted(path.name for path in model.iterdir()) == before
     manifest.load(model)
+
+
+def test_the_folder_of_a_killed_process_is_removed_and_one_in_use_is_not(encoder: Path) -> None:
+    stale = encoder / ".quantize-stale"
+    stale.mkdir()
+    (stale / "model.onnx").write_bytes(b"half a model")
+    with store.working_folder(encoder) as used:
+        assert not stale.exists()
+        with store.working_folder(encoder) as other:
+            assert used.is_dir()
+            assert other != used
+    assert not list(encoder.glob(".quantize-*"))
 
 
 def test_a_directory_that_changed_meanwhile_is_left_alone(
@@ -326,7 +407,7 @@ def test_a_directory_that_changed_meanwhile_is_left_alone(
         return made
 
     monkeypatch.setattr(run, "find_kind", lambda _: replaced)
-    monkeypatch.setattr(run, "_compare", lambda *_: iter(()))
+    monkeypatch.setattr(run, "_compare", lambda _job, _name, form, _held: (form, [], []))
     with pytest.raises(ModelRefusedError, match="changed meanwhile"):
         quantize(Request(encoder, "int8-rows"))
     assert contents(encoder) == contents(tiny_classifier)

@@ -15,7 +15,7 @@ from gristmill_worker.models.calibration import Batch, activation_ranges, channe
 from gristmill_worker.models.inspect_onnx import sparsity
 from gristmill_worker.models.manifest import MODEL_FILE, ModelRefusedError
 from gristmill_worker.models.pruning import Pruning
-from gristmill_worker.models.sparse_int8 import Scales, WeightOptions, write_sparse_int8
+from gristmill_worker.models.sparse_int8 import WeightOptions, write_sparse_int8
 from gristmill_worker.tasks.base import Encoded, make_task
 
 TEXTS = [" ".join(text.split())[:500] for _, text in sorted(topics.items())[:40]]
@@ -49,14 +49,11 @@ def run(path: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
     return np.asarray(session.run(None, inputs)[0])
 
 
-@pytest.mark.parametrize(("scales", "mean", "least"), [("output", 0.997, 0.99), ("matrix", 0.94, 0.88)])
-def test_int8_stays_near_to_fp32(
-    minilm: Path, tmp_path: Path, scales: Scales, mean: float, least: float
-) -> None:
-    assert write(minilm, TEXTS[::2], tmp_path / "int8.onnx", WeightOptions(scales=scales)) == 36
+def test_int8_stays_near_to_fp32(minilm: Path, tmp_path: Path) -> None:
+    assert write(minilm, TEXTS[::2], tmp_path / "int8.onnx") == 36
     found = cosines(minilm, tmp_path / "int8.onnx", encoded(minilm, TEXTS[1::2]))
-    assert np.mean(found) > mean
-    assert min(found) > least
+    assert np.mean(found) > 0.997
+    assert min(found) > 0.99
     graph = onnx.load(tmp_path / "int8.onnx").graph
     kinds = [node.op_type for node in graph.node]
     assert (kinds.count("MatMulInteger"), kinds.count("MatMul"), kinds.count("LayerNormalization")) == (
@@ -93,6 +90,11 @@ def test_pruning_removes_the_smallest_blocks(tiny_encoder: Path, tmp_path: Path,
     assert gone.sum() == gone.size // 2
     assert sizes[gone].max() < sizes[~gone].min()
     assert (pruned[pruned != 0] == weight[pruned != 0]).all()
+
+
+def test_a_matrix_that_is_not_pruned_may_have_any_number_of_inputs() -> None:
+    weight = np.ones((6, 3), np.float32)
+    assert Pruning().apply(weight) is weight
 
 
 @pytest.mark.parametrize("levels", [63, 127])
@@ -146,6 +148,11 @@ def test_what_cannot_be_quantized_is_refused(tiny_encoder: Path, tmp_path: Path)
     with pytest.raises(InputFileError, match="no text"):
         activation_ranges(tiny_encoder / MODEL_FILE, ["layer.0"], [])
     model = onnx.load(tiny_encoder / MODEL_FILE)
+    onnx.helper.set_model_props(model, {"ground": "fine"})
+    model.metadata_props.append(model.metadata_props[0])  # the engines do not mind
+    onnx.save(model, tmp_path / MODEL_FILE)
+    with pytest.raises(ModelRefusedError, match="cannot be quantized"):
+        write_sparse_int8(tmp_path / MODEL_FILE, encoded(tiny_encoder, WORDS), out, WEIGHTS)
     model.opset_import[0].version = 18
     onnx.save(model, tmp_path / MODEL_FILE)
     with pytest.raises(ModelRefusedError, match="opset 18: export it with 13 to 17"):

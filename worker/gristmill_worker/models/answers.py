@@ -19,6 +19,7 @@ from gristmill_worker.tasks.text_classification import TextClassification
 Answer = tuple[Array, ...]  # one array per output; texts have one: a vector, or a probability per label
 
 _TINY: Final = 1e-12
+_SMALLEST_SCALE: Final = 1e-3  # of an output: below, float32 rounding of the sums behind it is no difference
 
 
 class Answers:
@@ -58,7 +59,7 @@ class Answers:
 
         For embeddings it is 1 - cosine, if their length is 1; of others, a difference in length counts as
         well. For classifiers it is the largest difference of a probability, for tensors the largest of a
-        number relative to the largest of its output.
+        number relative to the largest of its output, or to .001 if that is larger.
         """
         if not all(np.isfinite(array).all() for array in (*found, *expected)):
             return float("inf")
@@ -72,6 +73,19 @@ class Answers:
         """Return the :meth:`difference` of each pair."""
         return [self.difference(*pair) for pair in zip(found, expected, strict=True)]
 
+    def same_label(self, found: Sequence[Answer], expected: Sequence[Answer]) -> float | None:
+        """Return the share of pairs with one best label; None for a model without labels.
+
+        Of a single label it is whether it applies.
+        """
+        if not self.manifest.labels or not found:
+            return None
+        return sum(_label(a) == _label(b) for (a,), (b,) in zip(found, expected, strict=True)) / len(found)
+
+
+def _label(scores: Array) -> int:
+    return int(scores[0] > 0.5) if len(scores) == 1 else int(scores.argmax())
+
 
 def _unlikeness(found: Array, expected: Array) -> float:
     """|a - b|^2 / (|a|^2 + |b|^2), which is 1 - cosine where both are of one length."""
@@ -84,7 +98,7 @@ def _largest(found: Array, expected: Array) -> float:
 
 
 def _relative(found: Array, expected: Array) -> float:
-    return _largest(found, expected) / max(float(np.abs(expected).max(initial=0.0)), _TINY)
+    return _largest(found, expected) / max(float(np.abs(expected).max(initial=0.0)), _SMALLEST_SCALE)
 
 
 def cut(item: Encoded, length: int) -> Encoded:

@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.errors import InputFileError
 from gristmill_worker.batching.costs import formula
 from gristmill_worker.batching.planner import Batch, plan
-from gristmill_worker.batching.shapes import default_shapes
+from gristmill_worker.batching.shapes import SEQUENCES, default_shapes
 from gristmill_worker.engines.base import Array, Engine, EngineOptions, Shape, engine_loader
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
@@ -44,6 +44,13 @@ def run_texts(
         return run_items(engine, task, items, convert, progress)
     finally:
         engine.close()
+
+
+def shapes_for(items: Sequence[Encoded], batch: int) -> list[Shape]:
+    """Return the shapes of ``batch`` rows that ``items`` (at least one) run in."""
+    longest = max(item.length for item in items)
+    shapes = [(batch, sequence) for sequence in (*(size for size in SEQUENCES if size < longest), longest)]
+    return sorted({each.shape for each in plan_items(items, shapes)})
 
 
 def plan_items(items: Sequence[Encoded], shapes: Sequence[Shape]) -> list[Batch]:

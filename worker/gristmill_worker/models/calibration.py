@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,24 +22,26 @@ ChannelRange = tuple[NDArray[np.float32], NDArray[np.float32]]  # the same for e
 _WARNINGS_OFF = 3
 
 
-def activation_ranges(model_path: Path, names: Sequence[str], batches: Iterable[Batch]) -> dict[str, Range]:
+def activation_ranges(
+    model_path: Path, names: Sequence[str], batches: Iterable[Batch], *, threads: int = 1
+) -> dict[str, Range]:
     """Return the least and the largest value of each named value of the graph over ``batches``.
 
     See :func:`channel_ranges` for what is raised.
     """
-    ranges = channel_ranges(model_path, names, batches)
+    ranges = channel_ranges(model_path, names, batches, threads=threads)
     return {name: (float(low.min()), float(high.max())) for name, (low, high) in ranges.items()}
 
 
 def channel_ranges(
-    model_path: Path, names: Sequence[str], batches: Iterable[Batch]
+    model_path: Path, names: Sequence[str], batches: Iterable[Batch], *, threads: int = 1
 ) -> dict[str, ChannelRange]:
     """Return the same for each channel, i.e. each index of the last dimension.
 
     Padding would count like text, so ``batches`` have none. Raises :class:`InputFileError` where there are no
     batches, :class:`ModelRefusedError` where the graph does not run, lacks a name or answers NaN or infinity.
     """
-    session = _session(model_path, names)
+    session = _session(model_path, names, threads)
     ranges: dict[str, ChannelRange] = {}
     for batch in batches:
         for name, value in zip(names, _run(session, names, batch), strict=True):
@@ -57,7 +58,7 @@ def channel_ranges(
     return ranges
 
 
-def _session(model_path: Path, names: Sequence[str]) -> onnxruntime.InferenceSession:
+def _session(model_path: Path, names: Sequence[str], threads: int) -> onnxruntime.InferenceSession:
     """Load the graph with ``names`` as its outputs."""
     try:
         model = onnx.load(model_path, load_external_data=False)
@@ -65,7 +66,7 @@ def _session(model_path: Path, names: Sequence[str]) -> onnxruntime.InferenceSes
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _WARNINGS_OFF
-        options.intra_op_num_threads = len(os.sched_getaffinity(0))  # its default ignores cpusets
+        options.intra_op_num_threads = threads
         # Weights in other files stand beside the model, and not beside what is only in memory here.
         folder = str(model_path.absolute().parent)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)

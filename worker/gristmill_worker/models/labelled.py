@@ -1,4 +1,4 @@
-"""Labelled rows, and scored pairs, from a CSV, TSV or JSON Lines file."""
+"""Labelled rows, scored pairs, and texts alone, from a CSV, TSV or JSON Lines file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from gristmill.bulk.readers import MAX_FIELD_CHARS
-from gristmill.errors import InputFileError
+from gristmill.bulk.readers import MAX_FIELD_CHARS, file_format, open_reader
+from gristmill.errors import InputFileError, InvalidRequestError
 from gristmill.wire import json_type
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -69,6 +70,16 @@ def read_pairs(path: Path, columns: tuple[str, str], score_column: str) -> Score
         raise InputFileError(f"{path} has no rows")
     firsts, seconds, scores = zip(*rows, strict=True)
     return ScoredPairs(path.name, firsts, seconds, scores)
+
+
+def column_texts(path: Path, column: str, rows: int) -> Iterator[str | None]:
+    """Yield the text in a column of the first ``rows`` rows; None for a row without one."""
+    with open_reader(path, file_format(path)) as reader:
+        for row in islice(reader, rows):
+            try:
+                yield row.text(column)
+            except InvalidRequestError:
+                yield None
 
 
 @contextmanager

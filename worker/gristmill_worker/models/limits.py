@@ -36,31 +36,25 @@ class Limits:
             self, **{name: value for name, value in flags.items() if value is not None and name in known}
         )
 
-    def cosine(self, task: Task) -> bool:
-        """Say whether the answers of ``task`` are compared by cosine."""
-        return task == "embeddings"
-
     def agreement(self, task: Task) -> float:
         """Return how far an answer may be from the reference's; 1 - cosine for embeddings."""
-        return 1.0 - self.min_cosine if self.cosine(task) else self.max_difference
+        return 1.0 - self.min_cosine if by_cosine(task) else self.max_difference
 
     def invariance(self, task: Task) -> float:
         """Return how far an answer may be from that to the same text in another batch."""
-        return 1.0 - self.min_invariance_cosine if self.cosine(task) else self.max_invariance_difference
+        return 1.0 - self.min_invariance_cosine if by_cosine(task) else self.max_invariance_difference
 
     def describe(self, task: Task, difference: float, limit: float) -> str:
         """Return both numbers in words."""
         if difference == float("inf"):
             return "it fails, or answers NaN or infinity"
-        if self.cosine(task):
+        if by_cosine(task):
             return f"cosine {1.0 - difference:.7g}, the least allowed is {1.0 - limit:g}"
         return f"difference {difference:.3g}, the most allowed is {limit:g}"
 
     def figure(self, task: Task, name: str, difference: float) -> dict[str, float]:
         """Return ``difference`` as a cosine or difference, by a name that says which."""
-        if self.cosine(task):
-            return {f"{name}_cosine": 1.0 - difference}
-        return {f"{name}_difference": difference}
+        return {f"{name}_{'cosine' if by_cosine(task) else 'difference'}": as_figure(task, difference)}
 
     def to_dict(self) -> dict[str, float]:
         """Return the limits by name."""
@@ -77,6 +71,16 @@ LIMITS: Final[Mapping[Kind, Limits]] = {
     # measured .98 to .99 among batch-mates, a fault at one sequence length .63: neither may pass.
     "quantized": Limits(0.98, 0.2, 0.999, 0.05, 0.95),
 }
+
+
+def by_cosine(task: Task) -> bool:
+    """Say whether the answers of ``task`` are compared by cosine, not by difference."""
+    return task == "embeddings"
+
+
+def as_figure(task: Task, difference: float) -> float:
+    """Return what people are told: a cosine for embeddings, else the difference itself."""
+    return 1.0 - difference if by_cosine(task) else difference
 
 
 def kind_of(variant: Variant, reference_form: str) -> Kind:

@@ -24,6 +24,8 @@ class Pruning:
 
     def apply(self, weight: Floats) -> Floats:
         """Return the pruned matrix (in, out)."""
+        if not self.share:
+            return weight
         rows, columns = weight.shape
         if rows % self.block:
             raise ModelRefusedError(f"a matrix of {rows} inputs cannot be pruned in blocks of {self.block}")

@@ -47,10 +47,15 @@ def save_record(path: Path, record: BaseModel) -> None:
     data = orjson.dumps(record.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n"
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-            file.write(data)
-        part = Path(file.name)
-        part.chmod(0o644)
-        part.replace(path)
+            part = Path(file.name)
+            try:
+                file.write(data)
+                file.flush()
+                part.chmod(0o644)
+                part.replace(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise _not_writable(path.parent, error) from error
 

@@ -5,14 +5,14 @@ Every matrix multiplication of token states by weights, with the bias that follo
     Mul (smoothing) -> QuantizeLinear (uint8) -> MatMulInteger (int8) -> Add (int32 bias) -> Cast -> Mul
 
 Activations have one scale each, known from calibration, so that a text's result does not depend on the batch
-that it runs in. Weights have a scale for each output, or one for the whole matrix. Smoothing (Xiao et al.,
-SmoothQuant, 2022) divides each channel of the activation by a factor that its row of weights takes over: some
-channels of a BERT are ten times larger than the rest and would waste the range. Multiplications inside the
-attention stay fp32, and so does the classification head, which sees one token only. LayerNormalization, which
-DeepSparse hands to another runtime, is written as the operations that it consists of.
+that it runs in. Weights have a scale for each output. Smoothing (Xiao et al., SmoothQuant, 2022) divides each
+channel of the activation by a factor that its row of weights takes over: some channels of a BERT are ten
+times larger than the rest and would waste the range. Multiplications inside the attention stay fp32, and so
+does the classification head, which sees one token only. LayerNormalization, which DeepSparse hands to another
+runtime, is written as the operations that it consists of.
 
-all-MiniLM-L6-v2, cosine to fp32 (mean / least of 128 texts): .998 / .996; without smoothing .994 / .988; with
-one scale for a matrix, which makes a sparse model a quarter faster and a dense one hardly, .956 / .915.
+all-MiniLM-L6-v2, cosine to fp32 (mean / least of 128 texts): .998 / .996; without smoothing .994 / .988. One
+scale for a whole matrix, .956 / .915, would make a sparse model a quarter faster and a dense one hardly.
 
 Pruning removes the weights of least magnitude, without any training after it: accuracy does not survive the
 shares that pay. It shows what a model that was trained to be sparse would gain in speed.
@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -40,8 +39,6 @@ SMOOTHING = 0.8  # share of a channel's size that the weights take over; measure
 
 _STEPS = 255  # uint8 activations
 
-Scales = Literal["output", "matrix"]
-
 Floats = NDArray[np.float32]
 
 
@@ -50,7 +47,6 @@ class WeightOptions:
     """What becomes of weights. ``levels`` 63 are for CPUs whose sums of products of bytes saturate."""
 
     pruning: Pruning = field(default_factory=Pruning)
-    scales: Scales = "output"  # or one for the whole matrix
     levels: int = 127  # to either side of zero
 
 
@@ -74,16 +70,22 @@ def write_sparse_int8(
     calibration: Sequence[Batch],
     path: Path,
     how: WeightOptions,
+    *,
+    threads: int = 1,
 ) -> int:
     """Write the sparse int8 form of the fp32 graph ``source`` to ``path``; return its quantized matrices.
 
     Ranges of values are taken from ``calibration``. Raises :class:`InputFileError` where that is empty,
-    :class:`ModelRefusedError` for a graph that is too new or has nothing to quantize.
+    :class:`ModelRefusedError` for a graph that is too new, is not valid or has nothing to quantize.
     """
     model = onnx.load(source)
     layers = find_layers(model)
     names = sorted({layer.product.input[0] for layer in layers})
-    quantize(model, layers, channel_ranges(source, names, calibration), how)
+    ranges = channel_ranges(source, names, calibration, threads=threads)
+    try:
+        quantize(model, layers, ranges, how)
+    except onnx.checker.ValidationError as error:
+        raise ModelRefusedError(f"the graph cannot be quantized: {error}") from error
     onnx.save_model(model, path)
     return len(layers)
 
@@ -192,15 +194,14 @@ class _Int8Graph(GraphBuilder):
         """Return ``source`` as uint8; layers with the same input share it."""
         if source in self._quantized:
             return self._quantized[source]
-        prefix, smooth = f"int8/{source}", source
+        prefix = f"int8/{source}"
         factors = np.ones_like(found[0])
-        if self._how.scales == "output":
-            rows = np.max([np.abs(layer.weight).max(axis=1) for layer in layers], axis=0)  # (in,)
-            largest = np.maximum(np.abs(found[0]), np.abs(found[1]))
-            used = (rows > 0) & (largest > 0)
-            factors[used] = largest[used] ** SMOOTHING / rows[used] ** (1 - SMOOTHING)
-            inverse = self.weight(1 / factors, f"{prefix}/inverse")
-            smooth = self.op("Mul", [source, inverse], f"{prefix}/smooth")
+        rows = np.max([np.abs(layer.weight).max(axis=1) for layer in layers], axis=0)  # (in,)
+        largest = np.maximum(np.abs(found[0]), np.abs(found[1]))
+        used = (rows > 0) & (largest > 0)
+        factors[used] = largest[used] ** SMOOTHING / rows[used] ** (1 - SMOOTHING)
+        inverse = self.weight(1 / factors, f"{prefix}/inverse")
+        smooth = self.op("Mul", [source, inverse], f"{prefix}/smooth")
         low = min(float((found[0] / factors).min()), 0.0)  # zero has to be one of the steps
         high = max(float((found[1] / factors).max()), 0.0)
         scale = np.float32(max(high - low, 1e-6) / _STEPS)
@@ -212,9 +213,7 @@ class _Int8Graph(GraphBuilder):
     def add_layer(self, layer: _Layer, x: _Quantized) -> None:
         """(batch, sequence, in) as uint8 -> (batch, sequence, out) as float32, under the layer's own name."""
         weight = self._how.pruning.apply(layer.weight) * x.factors[:, None]
-        largest = np.abs(weight).max(
-            axis=0 if self._how.scales == "output" else None
-        )  # (out,), or one number
+        largest = np.abs(weight).max(axis=0)  # (out,)
         # An output whose weights are all zero has only its bias: any scale does that keeps it in range.
         scale = np.asarray(np.where(largest > 0, largest, 1.0) / self._how.levels, np.float32)
         rescale = x.scale * scale

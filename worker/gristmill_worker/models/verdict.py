@@ -23,6 +23,8 @@ class Verdict(BaseModel):
     passed: bool
     problems: tuple[str, ...]  # limits that were broken
     shapes: tuple[tuple[int, int], ...]  # (batch, sequence) that agreed with the reference
+    shared_shapes: tuple[tuple[int, int], ...] = ()  # the same, of one compilation for all of them
+    threads: int | None = None  # that they ran with
     figures: dict[str, float]  # what was measured, by name
     limits: dict[str, float] = {}  # that it was judged by
 

@@ -68,7 +68,7 @@ def check(
     batch-mates nor padding, that the same batch gives the same bits, and every shape that a worker would
     load. With --data: accuracy and macro F1 of classifiers, or with --pair-columns Spearman's correlation of
     embeddings. A verdict is stored in MODEL: workers choose no form that failed. Exits with 1 if a limit is
-    broken.
+    broken, or if a process of the check was killed: then that variant has no verdict.
 
     \b
     Examples:

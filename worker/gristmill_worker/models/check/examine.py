@@ -8,22 +8,19 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from math import log2
-from statistics import median
-from typing import Final
 
 from gristmill.errors import GristmillError
 from gristmill_worker.batching.costs import usual_shapes
-from gristmill_worker.engines.base import Engine, Shape, engine_loader, example_inputs
+from gristmill_worker.engines.base import Engine, Shape, engine_loader
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.memory import resident_mb
 from gristmill_worker.models.answers import Answer, Answers
 from gristmill_worker.models.batch_run import run_items
 from gristmill_worker.models.check.invariance import Invariance, is_deterministic, measure_invariance
 from gristmill_worker.models.check.metric import Metric
-from gristmill_worker.models.self_test import Probes, shape_differences
+from gristmill_worker.models.self_test import Probes, own_shapes, shape_differences
+from gristmill_worker.models.speed import speedup
 from gristmill_worker.tasks.base import Encoded
-
-_ROUNDS: Final = 5  # of timing, reference and variant in turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +50,16 @@ class Findings:
     invariance: Invariance = field(default_factory=lambda: Invariance(None, None))
     deterministic: bool = True
     shapes: dict[Shape, float] = field(default_factory=dict)
+    shared: dict[Shape, float] = field(default_factory=dict)  # of shapes in one compilation for all of them
     speed: dict[Shape, float] = field(default_factory=dict)  # texts/s, relative to the reference
     metric: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def by_shape(self) -> dict[Shape, float]:
+        """The worse of both."""
+        return self.shapes | {
+            shape: max(difference, self.shapes.get(shape, 0.0)) for shape, difference in self.shared.items()
+        }
 
 
 def examine(job: Job) -> Findings:
@@ -76,22 +81,31 @@ def _examine(job: Job, findings: Findings) -> None:
         findings.memory_mb = resident_mb() - before
         found = run_items(engine, answers.task, job.items, answers.read)
         findings.agreement = answers.differences(found, job.expected)
-        if answers.manifest.labels:
-            same = [a.argmax() == b.argmax() for (a,), (b,) in zip(found, job.expected, strict=True)]
-            findings.label_agreement = sum(map(bool, same)) / len(same)
+        findings.label_agreement = answers.same_label(found, job.expected)
         findings.invariance = measure_invariance(engine, answers, job.items)
         usual = _nearest(engine.shapes, usual_shapes(answers.manifest.max_length))
         findings.deterministic = is_deterministic(engine, answers, job.items, usual)
-        findings.shapes = shape_differences(engine, answers, job.shapes, job.probes)
+        _try_shapes(engine, answers, job.shapes, job.probes, findings)
         if job.metric is not None:
             values = run_items(engine, answers.task, job.metric.items, answers.read)
             findings.metric = job.metric.figures(values)
         with closing(job.reference.load(usual, job.threads)) as reference:
-            findings.speed = {shape: _speed(engine, reference, job, shape) for shape in usual}
+            inputs = job.reference.manifest.inputs
+            findings.speed = {
+                shape: speedup(reference, engine, inputs, shape, job.threads) for shape in usual
+            }
     if job.more_shapes:
         with closing(job.variant.load(job.more_shapes, job.threads, memory_mb=0)) as engine:
-            for shape, difference in shape_differences(engine, answers, job.more_shapes, job.probes).items():
-                findings.shapes[shape] = max(difference, findings.shapes.get(shape, 0.0))
+            _try_shapes(engine, answers, job.more_shapes, job.probes, findings)
+
+
+def _try_shapes(
+    engine: Engine, answers: Answers, shapes: Sequence[Shape], probes: Probes, findings: Findings
+) -> None:
+    own = own_shapes(engine)
+    for shape, difference in shape_differences(engine, answers, shapes, probes).items():
+        kind = findings.shapes if shape in own else findings.shared
+        kind[shape] = max(difference, kind.get(shape, 0.0))
 
 
 def _nearest(shapes: Sequence[Shape], usual: Sequence[Shape]) -> list[Shape]:
@@ -101,20 +115,3 @@ def _nearest(shapes: Sequence[Shape], usual: Sequence[Shape]) -> list[Shape]:
         return sum(abs(log2(a / b)) for a, b in zip(wanted, shape, strict=True))
 
     return list(dict.fromkeys(min(shapes, key=partial(distance, wanted)) for wanted in usual))
-
-
-def _speed(engine: Engine, reference: Engine, job: Job, shape: Shape) -> float:
-    """Return the median time of the reference over that of ``engine``, run in turns.
-
-    On one thread CPU time is taken, which other processes disturb less.
-    """
-    clock = time.process_time if job.threads == 1 else time.perf_counter
-    example = example_inputs(job.reference.manifest.inputs, shape)
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_ROUNDS):
-        for each, seconds in zip((reference, engine), times, strict=True):
-            each.run(example)  # the caches hold what the other one used
-            started = clock()
-            each.run(example)
-            seconds.append(clock() - started)
-    return median(times[0]) / median(times[1])

@@ -25,7 +25,12 @@ class Judged:
 
 
 def judge(
-    variant: Variant, findings: Findings, limits: Limits, task: Task, reference_metric: Mapping[str, float]
+    variant: Variant,
+    findings: Findings,
+    limits: Limits,
+    task: Task,
+    reference_metric: Mapping[str, float],
+    threads: int,
 ) -> Judged:
     """Compare ``findings`` with ``limits``; the verdict is for this CPU."""
     figures = _figures(findings, limits, task, reference_metric)
@@ -34,17 +39,19 @@ def judge(
         key=variant.run_key(),
         passed=not problems,
         problems=tuple(problems),
-        shapes=tuple(
-            sorted(
-                shape for shape, difference in findings.shapes.items() if difference <= limits.agreement(task)
-            )
-        ),
+        shapes=_agreeing(findings.shapes, limits.agreement(task)),
+        shared_shapes=_agreeing(findings.shared, limits.agreement(task)),
+        threads=threads,
         figures={
             name: value for name, value in figures.items() if math.isfinite(value)
         },  # JSON has no others
         limits=limits.to_dict(),
     )
     return Judged(variant, findings, verdict)
+
+
+def _agreeing(differences: Mapping[Shape, float], limit: float) -> tuple[Shape, ...]:
+    return tuple(sorted(shape for shape, difference in differences.items() if difference <= limit))
 
 
 def drops(findings: Findings, reference_metric: Mapping[str, float]) -> dict[str, float]:
@@ -64,10 +71,11 @@ def _problems(
         if worst is not None and worst > limit:
             problems.append(f"{name}: {limits.describe(task, worst, limit)}")
     limit = limits.agreement(task)
-    if wrong := {shape: found for shape, found in findings.shapes.items() if found > limit}:
+    tried = findings.by_shape
+    if wrong := {shape: found for shape, found in tried.items() if found > limit}:
         worst_shape = max(wrong, key=lambda shape: wrong[shape])
         problems.append(
-            f"{len(wrong)} of {len(findings.shapes)} shapes ({_listed(wrong)}): worst "
+            f"{len(wrong)} of {len(tried)} shapes ({_listed(wrong)}): worst "
             f"{_name(worst_shape)}, {limits.describe(task, wrong[worst_shape], limit)}"
         )
     share = findings.label_agreement
@@ -99,8 +107,8 @@ def _figures(
         figures |= limits.figure(task, "batch_worst", findings.invariance.batch)
     if findings.invariance.padding is not None:
         figures |= limits.figure(task, "padding_worst", findings.invariance.padding)
-    if findings.shapes:
-        figures |= limits.figure(task, "shapes_worst", max(findings.shapes.values()))
+    if tried := findings.by_shape:
+        figures |= limits.figure(task, "shapes_worst", max(tried.values()))
         figures["deterministic"] = float(findings.deterministic)
     figures |= findings.metric
     figures |= {f"{name}_drop_points": drop for name, drop in drops(findings, reference_metric).items()}

@@ -31,6 +31,9 @@ def print_report(console: Console, report: Report) -> None:
     for entry in report.judged:
         for problem in entry.verdict.problems:
             console.print(f"{entry.variant}: {problem}", highlight=False, markup=False, soft_wrap=True)
+    for variant, how in report.killed.items():
+        text = f"not judged: {variant}: {how}: was the memory short?"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     for variant, obstacle in report.obstacles.items():
         console.print(f"not checked: {variant}: {obstacle}", highlight=False, markup=False, soft_wrap=True)
 
@@ -47,14 +50,15 @@ def write_json(report: Report, path: Path) -> None:
         "variants": [
             {
                 "variant": str(entry.variant),
-                **entry.verdict.model_dump(mode="json", exclude={"format", "shapes"}),
+                **entry.verdict.model_dump(mode="json", exclude={"format", "shapes", "shared_shapes"}),
                 "differences_by_shape": {
                     f"{batch}x{sequence}": difference  # null: failed, NaN or infinity
-                    for (batch, sequence), difference in sorted(entry.findings.shapes.items())
+                    for (batch, sequence), difference in sorted(entry.findings.by_shape.items())
                 },
             }
             for entry in report.judged
         ],
+        "not_judged": report.killed,
         "not_checked": report.obstacles,
     }
     path.write_bytes(orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n")
@@ -70,7 +74,7 @@ def _cells(entry: Judged, reference_metric: Mapping[str, float]) -> dict[str, st
         for unit, digits in (("cosine", ".6f"), ("difference", ".2g")):
             if (value := figures.get(f"{name}_{unit}")) is not None:
                 cells[f"{name.replace('_', ', ')} {unit}"] = format(value, digits)
-    cells["shapes tried"] = str(len(findings.shapes))
+    cells["shapes tried"] = str(len(findings.by_shape))
     cells["same bits again"] = "yes" if findings.deterministic else "no"
     if findings.label_agreement is not None:
         cells["same label"] = f"{findings.label_agreement:.1%}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gristmill.errors import InputFileError
-from gristmill_worker.batching.shapes import SEQUENCES, candidate_shapes, default_shapes
+from gristmill_worker.batching.shapes import candidate_shapes, default_shapes
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.cpus import cpu_features
 from gristmill_worker.engines import deepsparse
@@ -19,7 +19,7 @@ from gristmill_worker.engines.choice import ANY, NULL, Wanted, obstacle_to, vari
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.answers import Answer, Answers
-from gristmill_worker.models.batch_run import plan_items, run_items
+from gristmill_worker.models.batch_run import plan_items, run_items, shapes_for
 from gristmill_worker.models.check import metric as metrics
 from gristmill_worker.models.check import own_process
 from gristmill_worker.models.check.examine import Findings, Job, examine
@@ -58,6 +58,7 @@ class Report:
 
     manifest: Manifest
     judged: tuple[Judged, ...]
+    killed: dict[str, str]  # variant -> how its process was ended from outside: this says nothing of it
     obstacles: dict[str, str]  # variant -> why it cannot run here
     texts: int
     longest: int  # tokens
@@ -67,12 +68,12 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """No variant broke a limit."""
-        return all(entry.verdict.passed for entry in self.judged)
+        """Every variant was judged, and none broke a limit."""
+        return not self.killed and all(entry.verdict.passed for entry in self.judged)
 
 
 def check(options: CheckOptions, say: Say = lambda _: None) -> Report:
-    """Check the variants that can run here, and store a verdict of each beside the model.
+    """Check the variants that can run here, and store each one's verdict beside the model when it is found.
 
     Raises :class:`InputFileError` for a model, texts, data or cores that cannot be used, and if no variant
     that was asked for can run.
@@ -97,21 +98,30 @@ def _check(options: CheckOptions, say: Say) -> Report:
     sizes = [_shapes(options, variant, reference) for variant in runnable]
     lengths = {sequence for pair in sizes for part in pair for _, sequence in part}
     probes = answer_probes(answers, reference, probe_items(answers, lengths), options.threads)
-    judged = []
+    judged: list[Judged] = []
+    killed: dict[str, str] = {}
+    not_stored: str | None = None
     for variant, (usual, more) in zip(runnable, sizes, strict=True):
         say(f"checking {variant}")
         job = Job(variant, reference, options.threads, usual, more, probes, items, expected, metric)
         limits = LIMITS[kind_of(variant, reference.form)].changed(options.limits)
-        judged.append(judge(variant, _examine(job), limits, manifest.task, metric_values))
+        try:
+            findings = _examine(job)
+        except own_process.ProcessDiedError as error:
+            killed[str(variant)] = str(error)
+            continue
+        judged.append(judge(variant, findings, limits, manifest.task, metric_values, options.threads))
+        not_stored = _store(options.model, judged[-1]) or not_stored
     return Report(
         manifest=manifest,
         judged=tuple(judged),
+        killed=killed,
         obstacles=obstacles,
         texts=len(items),
         longest=max(item.length for item in items),
         reference_metric=metric_values,
         seconds=time.monotonic() - started,
-        not_stored=_store(options.model, judged),
+        not_stored=not_stored,
     )
 
 
@@ -159,9 +169,7 @@ def _shapes(
 
 def _alone(answers: Answers, reference: Variant, items: Sequence[Encoded], threads: int) -> list[Answer]:
     """Return the reference's answers in batches of one."""
-    longest = max(item.length for item in items)
-    shapes = [(1, sequence) for sequence in (*(size for size in SEQUENCES if size < longest), longest)]
-    with closing(reference.load(shapes, threads)) as engine:
+    with closing(reference.load(shapes_for(items, 1), threads)) as engine:
         values: list[Answer] = run_items(engine, answers.task, items, answers.read)
     return values
 
@@ -177,16 +185,19 @@ def _planned(answers: Answers, reference: Variant, metric: Metric | None, thread
 
 
 def _examine(job: Job) -> Findings:
+    """Examine in another process; what that dies of is found, unless it was killed (ProcessDiedError)."""
     try:
         return own_process.call(examine, job)
     except own_process.ProcessDiedError as error:
+        if error.killed:
+            raise
         return Findings(failure=str(error))
 
 
-def _store(model_dir: Path, judged: Sequence[Judged]) -> str | None:
+def _store(model_dir: Path, judged: Judged) -> str | None:
+    """Return why the verdict cannot be stored; None if it is."""
     try:
-        for entry in judged:
-            save_verdict(model_dir, entry.verdict)
+        save_verdict(model_dir, judged.verdict)
     except InputFileError as error:
         return str(error)
     return None

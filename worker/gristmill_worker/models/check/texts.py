@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from gristmill.bulk.readers import file_format, open_reader
-from gristmill.errors import InputFileError, InvalidRequestError
+from gristmill.errors import InputFileError
 from gristmill_worker.batching.shapes import SEQUENCES
 from gristmill_worker.models.answers import Answers, random_item
 from gristmill_worker.models.documentation import documentation
+from gristmill_worker.models.labelled import column_texts
 from gristmill_worker.tasks.base import Encoded, ItemError
 
 TEXTS: Final = 256
@@ -35,8 +34,8 @@ def check_items(answers: Answers, path: Path | None, column: str) -> list[Encode
         generator = np.random.default_rng(_SEED)
         lengths = np.geomspace(1, answers.manifest.max_length, _TENSORS).round().astype(int).tolist()
         return [random_item(answers.manifest, length, generator) for length in lengths]
-    texts = _documentation() if path is None else _column(path, column)
-    encoded = answers.task.encode([{"text": text} for text in texts])
+    texts: Iterable[str | None] = _documentation() if path is None else column_texts(path, column, _MAX_ROWS)
+    encoded = answers.task.encode([{"text": text} for text in texts if text is not None])
     items = [item for item in encoded if not isinstance(item, ItemError)]
     if not items:
         raise InputFileError(f"{path} has no text in the column {column!r}")
@@ -49,20 +48,9 @@ def _documentation() -> list[str]:
     joined = [
         " ".join(paragraphs[start : start + count])
         for count in _JOINED
-        for start in shuffle.sample(range(len(paragraphs) - count), _JOINS)
+        for start in shuffle.sample(range(len(paragraphs) - count), min(_JOINS, len(paragraphs) - count))
     ]
-    return [*shuffle.sample(paragraphs, _PARAGRAPHS), *joined]
-
-
-def _column(path: Path, column: str) -> list[str]:
-    texts = []
-    with open_reader(path, file_format(path)) as reader:
-        for row in islice(reader, _MAX_ROWS):
-            try:
-                texts.append(row.text(column))
-            except InvalidRequestError:
-                continue  # a row without a text
-    return texts
+    return [*shuffle.sample(paragraphs, min(_PARAGRAPHS, len(paragraphs))), *joined]
 
 
 def _spread(items: Sequence[Encoded], max_length: int) -> list[Encoded]:

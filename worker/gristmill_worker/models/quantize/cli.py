@@ -11,13 +11,19 @@ from rich.console import Console
 from rich.table import Table
 
 from gristmill import console as gristmill_console
+from gristmill_worker.models.limits import as_figure, by_cosine
 
 if TYPE_CHECKING:
     from gristmill_worker.models.quantize.compare import Comparison
+    from gristmill_worker.models.quantize.job import Options
     from gristmill_worker.models.quantize.run import Report
 
 _SHARE = gristmill_console.Finite(min=0, max=1)
 _MISSING = "worker,quantize"
+_WORDS = {  # by whether answers are compared by cosine: the measure, its option, the most among neighbours
+    True: ("min cosine", "--min-cosine", 0.0005),
+    False: ("largest difference of a probability", "--max-difference", 0.02),
+}
 
 
 @click.command("quantize")
@@ -49,7 +55,14 @@ _MISSING = "worker,quantize"
     default=0.99,
     show_default=True,
     type=_SHARE,
-    help="How near to fp32 the worst text should be; int8-ort keeps layers in float for it.",
+    help="How near to fp32 the worst embedding should be; int8-ort keeps layers in float for it.",
+)
+@click.option(
+    "--max-difference",
+    default=0.1,
+    show_default=True,
+    type=_SHARE,
+    help="The same for the probabilities of a classifier.",
 )
 @click.option(
     "--max-float",
@@ -76,6 +89,7 @@ _MISSING = "worker,quantize"
 def quantize_command(
     calibration: Any,
     min_cosine: float,
+    max_difference: float,
     max_float: float,
     reduce_range: bool | None,
     attention: bool,
@@ -107,6 +121,7 @@ def quantize_command(
         options = Options(
             calibration=calibration,
             min_cosine=min_cosine,
+            max_difference=max_difference,
             max_float_share=max_float,
             reduce_range=default_reduce_range() if reduce_range is None else reduce_range,
             attention=attention,
@@ -114,27 +129,30 @@ def quantize_command(
         )
         with Console(stderr=True).status("starting") as status:
             report = quantize(Request(options=options, **what), status.update)
-    _print(Console(), report, what["model"], min_cosine)
+    _print(Console(), report, what["model"], options)
 
 
-def _print(console: Console, report: Report, model: Path, min_cosine: float) -> None:
+def _print(console: Console, report: Report, model: Path, options: Options) -> None:
+    task = report.manifest.task
+    kind, worst = ("cosine to", "min") if by_cosine(task) else ("differences of probabilities from", "max")
     sizes = f"{report.form_bytes / 1e6:.1f} MB, fp32 {report.reference_bytes / 1e6:.1f} MB"
     _line(console, f"{report.name} is in {model}: {sizes}")
     _line(console, report.form.method)
     first = report.comparisons[0]
-    table = Table(title=f"cosine to fp32 of {first.texts} held-out texts, and speed", title_justify="left")
+    table = Table(title=f"{kind} fp32 of {first.texts} held-out texts, and speed", title_justify="left")
     table.add_column("runs as")
     labels = ("same label",) if first.same_label is not None else ()
     shapes = (f"{batch}x{sequence}" for batch, sequence in first.speedups)
-    for heading in ("min", "mean", "neighbours", *labels, *shapes):
+    for heading in (worst, "mean", "neighbours", *labels, *shapes):
         table.add_column(heading, justify="right")
     for found in report.comparisons:
         row = [f"{found.variant.engine} {found.variant.precision}"]
-        row += [f"{value:.4f}" for value in (found.min_cosine, found.mean_cosine, found.neighbours)]
+        values = (found.worst, found.mean, found.neighbours)
+        row += [f"{as_figure(task, value):.4f}" for value in values]
         row += [f"{found.same_label:.1%}"] if found.same_label is not None else []
         table.add_row(*row, *(f"{ratio:.2f}x" for ratio in found.speedups.values()))
     console.print(table, highlight=False)
-    for note in (*report.notes, *(_advice(found, min_cosine) for found in report.comparisons)):
+    for note in (*report.notes, *(_advice(found, options) for found in report.comparisons)):
         _line(console, f"- {note}")
     check = f"gristmill-worker model check {model}"
     _line(console, f"- It has no verdict yet: run '{check}', as 'auto' does not use an unchecked form.")
@@ -144,16 +162,20 @@ def _line(console: Console, text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _advice(found: Comparison, min_cosine: float) -> str:
+def _advice(found: Comparison, options: Options) -> str:
+    manifest = found.variant.manifest
+    task = manifest.task
+    measure, option, most_among_neighbours = _WORDS[by_cosine(task)]
     speed = geometric_mean(found.speedups.values())
     said = (
         f"{found.variant.engine} {found.variant.precision}: {speed:.1f}x the speed of onnxruntime fp32 here"
     )
     if speed < 1.1:
         said += ", which is no gain: serve fp32 on this CPU"
-    said += f"; min cosine {found.min_cosine:.4f}"
-    if found.min_cosine < min_cosine:
-        said += f", below the {min_cosine:g} that --min-cosine asks for"
-    if found.neighbours < 0.9995:
-        said += f"; the same text with other neighbours differs (cosine {found.neighbours:.4f})"
+    said += f"; {measure} {as_figure(task, found.worst):.4f}"
+    if found.worst > options.goal(manifest):
+        said += f", beyond the {as_figure(task, options.goal(manifest)):g} that {option} asks for"
+    if found.neighbours > most_among_neighbours:
+        said += "; the same text with other neighbours differs "
+        said += f"({measure} {as_figure(task, found.neighbours):.4f})"
     return said + "."

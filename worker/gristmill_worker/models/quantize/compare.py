@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 from typing import Final
 
-from gristmill_worker.engines.base import Array, Engine, Shape, example_inputs
+from gristmill_worker.engines.base import Shape
 from gristmill_worker.engines.variant import Variant
-from gristmill_worker.models.quantize.answers import (
-    Vectors,
-    cosines,
-    engine_answers,
-    labels_of,
-    shapes_for,
-)
-from gristmill_worker.tasks.base import Encoded, Task
+from gristmill_worker.models.answers import Answer, Answers
+from gristmill_worker.models.batch_run import run_items, shapes_for
+from gristmill_worker.models.speed import speedup
+from gristmill_worker.tasks.base import Encoded
 from gristmill_worker.tune.measure import bound
 
 BATCH: Final = 8
 _TIMED: Final[Sequence[Shape]] = ((1, 16), (1, 128), (8, 128))
-_ROUNDS: Final = 7
-_SLOT_S: Final = 0.1  # of one form in one round, or one run
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One variant of a form against the reference in onnxruntime, on texts that it was not made with."""
+    """One variant of a form against the reference in onnxruntime, on texts that it was not made with.
+
+    Differences are as :meth:`Answers.difference` says.
+    """
 
     variant: Variant
     texts: int
-    mean_cosine: float
-    min_cosine: float
-    neighbours: float  # min cosine of a text among others to the same text alone
+    worst: float
+    mean: float  # of texts alone
+    neighbours: float  # the worst of a text among others to the same text alone
     same_label: float | None  # share; None for embeddings
     speedups: Mapping[Shape, float]  # one thread, the reference = 1
 
@@ -44,56 +40,41 @@ class Comparison:
 class Reference:
     """The reference's answers, computed once, and its engine to be timed beside others."""
 
-    def __init__(self, variant: Variant, task: Task, items: Sequence[Encoded], threads: int) -> None:
+    def __init__(self, variant: Variant, answers: Answers, items: Sequence[Encoded], threads: int) -> None:
         self._variant = variant
-        self._task = task
+        self._answers = answers
         self._items = items
         self._threads = threads
-        self._answers = self._run(variant, items, 1)
+        self._expected = self._run(variant, 1)
 
     def compare(self, variant: Variant) -> Comparison:
-        """Run ``variant`` on the same texts, alone and in batches, and time it. Raises ModelRefusedError."""
-        alone = self._run(variant, self._items, 1)
-        mixed = self._run(variant, self._items, BATCH)
-        to_reference = cosines(alone, self._answers)
-        embeddings = variant.manifest.task == "embeddings"
-        same = labels_of(alone) == labels_of(self._answers)
+        """Run ``variant`` on the same texts, alone and in batches, and time it.
+
+        Raises ModelRefusedError and EngineError.
+        """
+        alone, mixed = self._run(variant, 1), self._run(variant, BATCH)
+        differences = self._answers.differences(alone, self._expected)
         return Comparison(
             variant=variant,
             texts=len(self._items),
-            mean_cosine=float(to_reference.mean()),
-            min_cosine=float(min(to_reference.min(), cosines(mixed, self._answers).min())),
-            neighbours=float(cosines(mixed, alone).min()),
-            same_label=None if embeddings else float(same.mean()),
+            worst=max(*differences, *self._answers.differences(mixed, self._expected)),
+            mean=fmean(differences),
+            neighbours=max(self._answers.differences(mixed, alone)),
+            same_label=self._answers.same_label(alone, self._expected),
             speedups=_speedups(self._variant, variant),
         )
 
-    def _run(self, variant: Variant, items: Sequence[Encoded], batch: int) -> Vectors:
-        manifest = variant.manifest
-        shapes = shapes_for(items, manifest.max_length, batch)
+    def _run(self, variant: Variant, batch: int) -> list[Answer]:
+        shapes = shapes_for(self._items, batch)
         with closing(variant.load(shapes, self._threads, memory_mb=0)) as engine:
-            return engine_answers(engine, manifest, self._task, items, batch)
+            return run_items(engine, self._answers.task, self._items, self._answers.read)
 
 
 def _speedups(reference: Variant, variant: Variant) -> dict[Shape, float]:
-    """Return how many times faster ``variant`` is at each shape, by the medians of alternating runs."""
-    limit = variant.manifest.max_length
+    """Return how many times faster ``variant`` is at each shape, on one core."""
+    inputs, limit = variant.manifest.inputs, variant.manifest.max_length
     shapes = list(dict.fromkeys((batch, min(length, limit)) for batch, length in _TIMED))
-    found = {}
     with ExitStack() as stack:
         stack.enter_context(bound(sorted(os.sched_getaffinity(0))[:1]))
-        engines = [stack.enter_context(closing(each.load(shapes, 1))) for each in (reference, variant)]
-        for shape in shapes:
-            inputs = example_inputs(variant.manifest.inputs, shape)
-            rounds = [[_seconds(engine, inputs) for engine in engines] for _ in range(_ROUNDS)]
-            before, after = (median(times) for times in zip(*rounds, strict=True))
-            found[shape] = before / after
-    return found
-
-
-def _seconds(engine: Engine, inputs: Mapping[str, Array]) -> float:
-    started, runs = time.perf_counter(), 0
-    while runs == 0 or time.perf_counter() - started < _SLOT_S:
-        engine.run(inputs)
-        runs += 1
-    return (time.perf_counter() - started) / runs
+        before, after = (stack.enter_context(closing(each.load(shapes, 1))) for each in (reference, variant))
+        return {shape: speedup(before, after, inputs, shape, 1) for shape in shapes}

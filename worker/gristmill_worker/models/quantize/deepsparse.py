@@ -23,9 +23,10 @@ def make(job: Job) -> Made:
     share, reduce_range = job.options.sparsity, job.options.reduce_range
     matrices = write_sparse_int8(
         job.model_dir / job.manifest.file,
-        [job.task.assemble([item], (1, item.length)) for item in job.calibration],
+        job.batches(),
         job.folder / MODEL_FILE,
         WeightOptions(Pruning(share), levels=63 if reduce_range else 127),
+        threads=job.threads,
     )
     how = f"{matrices} matrices, {weights_note(reduce_range)}"
     if share:

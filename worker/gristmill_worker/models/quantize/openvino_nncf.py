@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any, Final
 
 import nncf
@@ -12,6 +13,7 @@ from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters
 from gristmill_worker.models.manifest import ModelRefusedError
 from gristmill_worker.models.quantize.job import Job, Made
 from gristmill_worker.models.quantize.quiet import quiet
+from gristmill_worker.tune.measure import bound
 
 FILE: Final = "model.xml"  # the weights are beside it, in a file of the same stem
 WEIGHTS_FILE: Final = "model.bin"
@@ -31,10 +33,11 @@ def make(job: Job) -> Made:
     try:
         model = ov.Core().read_model(job.model_dir / job.manifest.file)
         left_out = [] if options.attention else _attention(model)
-        with quiet():
+        # NNCF says nothing of threads to OpenVINO, which takes the CPUs that it is left.
+        with quiet(), bound(sorted(os.sched_getaffinity(0))[: job.threads]):
             made = nncf.quantize(
                 model,
-                nncf.Dataset([job.task.assemble([item], (1, item.length)) for item in job.calibration]),
+                nncf.Dataset(job.batches()),
                 subset_size=len(job.calibration),
                 model_type=nncf.ModelType.TRANSFORMER,
                 ignored_scope=nncf.IgnoredScope(names=left_out) if left_out else None,

@@ -10,10 +10,11 @@ from onnx import ModelProto, ValueInfoProto
 from onnxruntime.quantization.calibrate import HistogramCollector
 
 from gristmill_worker.models import inspect_onnx
+from gristmill_worker.models.answers import Answer
 from gristmill_worker.models.calibration import activation_ranges
 from gristmill_worker.models.graph_builder import save_model
 from gristmill_worker.models.inspect_onnx import Probe
-from gristmill_worker.models.quantize.answers import Vectors, cosines, probe_answers
+from gristmill_worker.models.limits import as_figure, by_cosine
 from gristmill_worker.models.quantize.job import Job, Made
 from gristmill_worker.models.quantize.ort_graph import (
     Layer,
@@ -66,48 +67,59 @@ class _Search:
 
     def run(self) -> tuple[list[str], tuple[str, ...]]:
         """Return the layers to keep, the worst first, and what was found."""
-        job, goal = self._job, self._job.options.min_cosine
+        job, goal = self._job, self._job.options.goal(self._job.manifest)
+        task = job.manifest.task
+        measure = "min cosine" if by_cosine(task) else "largest difference of a probability"
         names = [layer.name for layer in self._layers]
         job.say(f"trying all {len(names)} layers in int8")
-        start = self._cosine(names)
-        if start >= goal:
-            return [], (f"No layer had to stay in float: min cosine {start:.4f} on {len(job.trial)} texts.",)
+        start = self._difference(names)
+        if start <= goal:
+            said = f"{measure} {as_figure(task, start):.4f} on {len(job.trial)} texts"
+            return [], (f"No layer had to stay in float: {said}.",)
         effects = {}
         for at, name in enumerate(names, start=1):
             job.say(f"layer {at} of {len(names)} alone in int8")
-            effects[name] = self._cosine([name], _EFFECT_STEP)
-        worst = sorted(names, key=lambda name: effects[name])
+            effects[name] = self._difference([name], _EFFECT_STEP)
+        worst = sorted(names, key=lambda name: effects[name], reverse=True)
         most = int(job.options.max_float_share * len(names))
         best, best_count = start, 0
         for count in range(1, most + 1):
             job.say(f"{count} of {len(names)} layers in float")
-            cosine = self._cosine([name for name in names if name not in worst[:count]])
-            if cosine > best:
-                best, best_count = cosine, count
-            if best >= goal:
+            difference = self._difference([name for name in names if name not in worst[:count]])
+            if difference < best:
+                best, best_count = difference, count
+            if best <= goal:
                 break
         kept = worst[:best_count]
-        listed = ", ".join(f"{name} ({effects[name]:.4f})" for name in kept[:_NAMED])
+        listed = ", ".join(f"{name} ({as_figure(task, effects[name]):.4f})" for name in kept[:_NAMED])
         listed += f" and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         note = (
-            f"{len(kept)} of {len(names)} layers stay in float, which brings the min cosine on "
-            f"{len(job.trial)} texts from {start:.4f} to {best:.4f}"
+            f"{len(kept)} of {len(names)} layers stay in float, which brings the {measure} on "
+            f"{len(job.trial)} texts from {as_figure(task, start):.4f} to {as_figure(task, best):.4f}"
             + (f"; alone in int8 they gave: {listed}." if kept else ".")
         )
-        if best >= goal:
+        if best <= goal:
             return kept, (note,)
-        missed = f"The goal of {goal} was not reached with up to {most} layers in float: raise --max-float."
+        wanted = f"The goal of {as_figure(task, goal):g}"
+        missed = f"{wanted} was not reached with up to {most} layers in float: raise --max-float."
         return kept, (note, missed)
 
-    def _cosine(self, names: Sequence[str], step: int = 1) -> float:
+    def _difference(self, names: Sequence[str], step: int = 1) -> float:
+        """Return that of the worst text where these layers are in int8."""
         chosen = {name: self._ranges[name] for name in names}
         model = quantized(self._graph, chosen, reduce_range=self._job.options.reduce_range)
         found = self._answers(model, self._job.trial[::step])
-        return float(cosines(found, self._expected[::step]).min())
+        return max(self._job.answers.differences(found, self._expected[::step]))
 
-    def _answers(self, model: ModelProto, items: Sequence[Encoded]) -> Vectors:
-        job = self._job
-        return probe_answers(_probe(model, job), job.manifest, job.task, items)
+    def _answers(self, model: ModelProto, items: Sequence[Encoded]) -> list[Answer]:
+        """Return the answers to ``items``, each run alone and without padding."""
+        probe, answers = _probe(model, self._job), self._job.answers
+        names = [tensor.name for tensor in answers.manifest.outputs]
+        found = []
+        for item in items:
+            outputs = probe.run(answers.task.assemble([item], (1, item.length)), names)
+            found += answers.read(outputs, [item])
+        return found
 
 
 def _probe(model: ModelProto, job: Job) -> Probe:
@@ -123,9 +135,9 @@ def _probe(model: ModelProto, job: Job) -> Probe:
 
 def _ranges(graph: ModelProto, sources: Sequence[str], job: Job) -> dict[str, Range]:
     """Return the range of each activation over the calibration texts, each run alone."""
-    batches = [job.task.assemble([item], (1, item.length)) for item in job.calibration]
+    batches = job.batches()
     if job.options.calibration == "min-max":
-        found = activation_ranges(job.model_dir / job.manifest.file, sources, batches)
+        found = activation_ranges(job.model_dir / job.manifest.file, sources, batches, threads=job.threads)
         return {name: Range(*values) for name, values in found.items()}
     model = ModelProto()
     model.CopyFrom(graph)

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Final
 
-from gristmill.bulk.readers import file_format, open_reader
-from gristmill.errors import InputFileError, InvalidRequestError
+from gristmill.errors import InputFileError
 from gristmill_worker.cpus import cpu_features
-from gristmill_worker.engines.base import Floats
+from gristmill_worker.engines.base import EngineError, Floats
 from gristmill_worker.engines.choice import REFERENCE_ENGINE, obstacle_to
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
+from gristmill_worker.models.answers import Answers
 from gristmill_worker.models.documentation import documentation
+from gristmill_worker.models.labelled import column_texts
 from gristmill_worker.models.manifest import Form, Manifest, ModelRefusedError
 from gristmill_worker.models.quantize.compare import Comparison, Reference
 from gristmill_worker.models.quantize.job import Job, Options, Say
 from gristmill_worker.models.quantize.kinds import find_kind
 from gristmill_worker.models.quantize.store import add_form, check_free, describe, working_folder
-from gristmill_worker.tasks.base import Encoded, Task, make_task
+from gristmill_worker.tasks.base import Encoded, Task
 
 PRECISION: Final = "int8"
 FEWEST_TEXTS: Final = 16
@@ -77,16 +78,14 @@ def quantize(request: Request, say: Say = lambda _: None) -> Report:
     reference = whole.select(whole.precision)
     threads = request.threads or len(os.sched_getaffinity(0))
     with working_folder(request.model) as folder:
-        task = make_task(request.model, reference, truncate=True)
-        calibration, trial, held_out = _samples(request, task)
-        job = Job(request.model, reference, task, calibration, trial, request.options, threads, folder, say)
+        answers = Answers(request.model, reference)
+        calibration, trial, held_out = _samples(request, answers.task)
+        job = Job(request.model, answers, calibration, trial, request.options, threads, folder, say)
         made = make(job)
-        form = describe(made, name, PRECISION, folder)
-        selected = reference.model_copy(update={"forms": {name: form}}).select(name)
-        comparisons = tuple(_compare(job, name, selected, held_out))
+        form, comparisons, refusals = _compare(job, name, describe(made, name, PRECISION, folder), held_out)
         sizes = _size(request.model, reference.file, reference), _size(folder, form.file, form)
         manifest = add_form(request.model, reference, name, form, folder, force=request.force)
-    return Report(name, form, manifest, *sizes, comparisons, made.notes)
+    return Report(name, form, manifest, *sizes, tuple(comparisons), (*made.notes, *refusals))
 
 
 def _check(manifest: Manifest) -> None:
@@ -102,7 +101,12 @@ def _check(manifest: Manifest) -> None:
 
 def _samples(request: Request, task: Task) -> tuple[Sequence[Encoded], Sequence[Encoded], Sequence[Encoded]]:
     """Return texts to calibrate with, to choose by and to measure on; all different, in random order."""
-    texts = list(dict.fromkeys(_texts(request)))
+    rows: Iterable[str | None] = (
+        documentation()
+        if request.texts is None
+        else column_texts(request.texts, request.text_column, _MAX_ROWS)
+    )
+    texts = list(dict.fromkeys(row for row in rows if row is not None))
     random.Random(_SEED).shuffle(texts)  # noqa: S311 - a sample
     wanted = request.calibration_texts + _TRIAL + _HELD_OUT
     found = task.encode([{"text": text} for text in texts[: 2 * wanted]])
@@ -117,33 +121,37 @@ def _samples(request: Request, task: Task) -> tuple[Sequence[Encoded], Sequence[
     return calibration, items[held : held + trial], items[:held]
 
 
-def _texts(request: Request) -> Iterator[str]:
-    if request.texts is None:
-        yield from documentation()
-        return
-    with open_reader(request.texts, file_format(request.texts)) as reader:
-        for row in islice(reader, _MAX_ROWS):
-            try:
-                yield row.text(request.text_column)
-            except InvalidRequestError:
-                continue  # a row without a text
+def _compare(
+    job: Job, name: str, form: Form, held_out: Sequence[Encoded]
+) -> tuple[Form, list[Comparison], list[str]]:
+    """Try the form in each engine that it was made for, with each way to compute floats that is native.
 
-
-def _compare(job: Job, name: str, selected: Manifest, held_out: Sequence[Encoded]) -> Iterator[Comparison]:
-    """Try the form in each engine that it was made for, with each way to compute floats that is native."""
+    Return the form without the engines that cannot run it, and a sentence about each of those.
+    """
     job.say("running the reference")
     original = Variant(job.model_dir, REFERENCE_ENGINE, job.manifest.precision, job.manifest)
-    reference = Reference(original, job.task, held_out, job.threads)
-    obstacles = []
-    for engine, floats in product(selected.engines, _FLOATS):
+    reference = Reference(original, job.answers, held_out, job.threads)
+    selected = job.manifest.model_copy(update={"forms": {name: form}}).select(name)
+    found, obstacles = [], []
+    refusals: dict[str, str] = {}
+    for engine, floats in product(form.engines, _FLOATS):
         variant = Variant(job.folder, engine, name, selected, floats)
-        if (obstacle := obstacle_to(variant, cpu_features())) is None:
-            job.say(f"comparing {variant}")
-            yield reference.compare(variant)
-        else:
+        if (obstacle := obstacle_to(variant, cpu_features())) is not None:
             obstacles.append(obstacle)
-    if len(obstacles) == len(selected.engines) * len(_FLOATS):
+        elif engine not in refusals:
+            job.say(f"comparing {variant}")
+            try:
+                found.append(reference.compare(variant))
+            except (ModelRefusedError, EngineError) as error:
+                refusals[engine] = str(error)
+    found = [each for each in found if each.variant.engine not in refusals]
+    if not found and refusals:
+        raise ModelRefusedError(f"no engine runs the form: {next(iter(refusals.values()))}")
+    if not found:
         raise InputFileError(f"the form cannot be tried here: {obstacles[0]}")
+    engines = tuple(engine for engine in form.engines if engine not in refusals)
+    notes = [f"The form is not for {engine}: {refusal}" for engine, refusal in refusals.items()]
+    return form.model_copy(update={"engines": engines}), found, notes
 
 
 def _size(folder: Path, file: str, holder: Manifest | Form) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,20 +25,52 @@ from gristmill_worker.models.manifest import (
 )
 from gristmill_worker.models.quantize.job import Made
 
+_PREFIX = ".quantize-"
 _DIGITS = 8  # of a digest, in file names
 
 
 @contextmanager
 def working_folder(model_dir: Path) -> Iterator[Path]:
-    """Yield an empty folder inside ``model_dir``, which is removed at the end; raise InputFileError."""
+    """Yield an empty folder inside ``model_dir``, which is removed at the end; raise InputFileError.
+
+    Folders of processes that were killed are removed, too.
+    """
     try:
-        folder = tempfile.TemporaryDirectory(prefix=".quantize-", dir=model_dir)
+        with _locked(model_dir):
+            for stale in model_dir.glob(f"{_PREFIX}*"):
+                _remove_stale(stale)
+            folder = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=model_dir)
+            held = _lock(Path(folder.name))
     except OSError as error:
         raise InputFileError(
             f"{model_dir} cannot be written ({error.strerror}): use a copy of the model that can be"
         ) from error
-    with folder as name:
-        yield Path(name)
+    try:
+        with folder as name:
+            yield Path(name)
+    finally:
+        os.close(held)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove a working folder unless its process is alive, which holds a lock on it."""
+    try:
+        held = _lock(folder)
+    except OSError:  # it is in use, or gone
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(held)
+
+
+def _lock(folder: Path) -> int:
+    """Lock ``folder`` until this process ends or closes what is returned; OSError if another holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def check_free(manifest: Manifest, name: str, *, force: bool) -> None:
