@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from gristmill.bulk.readers import file_format, open_reader
-from gristmill.errors import InputFileError, InvalidRequestError
+from gristmill.errors import InputFileError
 from gristmill_worker.batching.cost_table import (
     CostKey,
     CostTable,
@@ -30,6 +28,7 @@ from gristmill_worker.engines.choice import ANY, Wanted, choose
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.documentation import documentation
+from gristmill_worker.models.labelled import column_texts
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.models.records import check_writable
 from gristmill_worker.tasks.base import Encoded, make_task
@@ -233,7 +232,7 @@ def text_lengths(options: TuneOptions, manifest: Manifest) -> tuple[list[int], i
     if options.texts is None:
         rows: list[str | None] = list(documentation())
     else:
-        rows = list(islice(_column(options.texts, options.text_column), _MAX_ROWS))
+        rows = list(column_texts(options.texts, options.text_column, _MAX_ROWS))
     task = make_task(options.model, manifest, truncate=True)
     items = task.encode([{"text": row} for row in rows])
     found = [item.length for item in items if isinstance(item, Encoded)]
@@ -244,15 +243,6 @@ def text_lengths(options: TuneOptions, manifest: Manifest) -> tuple[list[int], i
     lengths = [found[at % len(found)] for at in range(SAMPLE)]
     rng.shuffle(lengths)
     return lengths, len(rows) - len(found)
-
-
-def _column(path: Path, column: str) -> Iterator[str | None]:
-    with open_reader(path, file_format(path)) as reader:
-        for row in reader:
-            try:
-                yield row.text(column)
-            except InvalidRequestError:
-                yield None
 
 
 def _measurements(seconds: Mapping[Shape, float], runs: Mapping[Shape, int]) -> tuple[Measurement, ...]:
