@@ -1,0 +1,143 @@
+"""Redis as people guard it: users with few rights, and TLS."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from conftest import PROGRAMS, Server, Workers
+from gristmill import Client, keys
+from gristmill.errors import BrokerUnavailable
+
+
+def _knows_tls(program: Path) -> bool:
+    linked = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False)
+    return "libssl" in linked.stdout
+
+
+TLS_PROGRAMS = [program for program in PROGRAMS if _knows_tls(program)]
+USERS = Path(__file__).parent.parent / "configs" / "redis" / "users.acl"
+QUEUE = "topics"  # that the file gives rights to
+
+
+@pytest.fixture(params=PROGRAMS, ids=[program.parent.parent.name for program in PROGRAMS])
+def guarded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server with the users of ``configs/redis``."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    shutil.copyfile(USERS, folder / "users.acl")
+    server = Server(folder, request.param)
+    server.start(ready=False, aclfile=str(folder / "users.acl"))
+    yield server
+    server.stop()
+
+
+def as_user(server: Server, name: str, password: str) -> str:
+    path = server.url.removeprefix("unix://")
+    return f"unix://{name}:{password}@{path}"
+
+
+def test_the_users_of_the_example_can_do_their_work_and_nothing_else(
+    guarded: Server, tiny_classifier: Path, tmp_path: Path
+) -> None:
+    producer, worker = as_user(guarded, "producer", "change-me"), as_user(guarded, "worker", "change-me-too")
+    workers = Workers(worker, QUEUE, tmp_path)
+    try:
+        workers.start(tiny_classifier, config="{lease_s: 1}", ready=False)
+        with Client(producer) as client:
+            results = client.score_many(QUEUE, ["bread", "the mill", "water"])
+            assert [result.status for result in results] == ["ok"] * 3
+            assert client.result(client.submit(QUEUE, "flour"), timeout_s=60).ok
+            assert [beat["name"] for beat in client.workers(QUEUE)] == ["w0"]
+            assert client.depth(QUEUE).dead == 0
+            for refused in (
+                lambda: client.submit("another", "bread"),
+                lambda: client.pause(QUEUE),
+                lambda: client.set_limit(QUEUE, 5),
+            ):
+                with pytest.raises(BrokerUnavailable, match=r"(?i)permission"):
+                    refused()
+        for name, password, command in (
+            ("producer", "change-me", ("XDEL", keys.requests(QUEUE), "1-1")),
+            (
+                "producer",
+                "change-me",
+                ("XGROUP", "DESTROY", keys.requests(QUEUE), keys.GROUP),
+            ),
+            ("producer", "change-me", ("FLUSHALL",)),
+            ("producer", "change-me", ("GET", "gm:{another}:result:x")),
+            ("worker", "change-me-too", ("FLUSHALL",)),
+            ("worker", "change-me-too", ("KEYS", "*")),
+            ("worker", "change-me-too", ("HSET", "gm:{another}:config", "paused", "1")),
+        ):
+            with (
+                Redis.from_url(as_user(guarded, name, password)) as connection,
+                pytest.raises(Exception, match=r"(?i)permission"),
+            ):
+                connection.execute_command(*command)
+        with Client(guarded.url) as nobody, pytest.raises(BrokerUnavailable, match=r"(?i)auth"):
+            nobody.submit(QUEUE, "bread")
+        process = workers.processes[0]
+        process.terminate()
+        assert process.wait(60) == 0
+        log = workers.log().read_text()
+        assert "NOPERM" not in log
+        assert "permissions" not in log
+    finally:
+        workers.close()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """A certificate of this host that signs itself."""
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    return tmp_path
+
+
+@pytest.mark.skipif(
+    not TLS_PROGRAMS or shutil.which("openssl") is None, reason="no redis-server with TLS, or no openssl"
+)
+def test_requests_and_results_travel_by_tls(
+    certificates: Path, tmp_path: Path, tiny_classifier: Path, queue: str
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    cert, key = str(certificates / "cert.pem"), str(certificates / "key.pem")
+    server = Server(folder, TLS_PROGRAMS[0])
+    server.start(
+        tls_port=str(port), tls_cert_file=cert, tls_key_file=key, tls_ca_cert_file=cert, tls_auth_clients="no"
+    )
+    url = f"rediss://localhost:{port}/0?ssl_ca_certs={cert}"
+    workers = Workers(url, queue, tmp_path)
+    try:
+        workers.start(tiny_classifier)
+        with Client(url) as client:
+            assert [result.status for result in client.score_many(queue, ["bread", "water"])] == ["ok"] * 2
+        # A certificate that nobody vouches for is refused.
+        with Client(f"rediss://localhost:{port}/0", retry_s=0.1) as client, pytest.raises(BrokerUnavailable):
+            client.submit(queue, "bread")
+    finally:
+        workers.close()
+        server.stop()
