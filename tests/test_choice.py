@@ -16,7 +16,10 @@ from gristmill.errors import ExitCode, InputFileError
 from gristmill_worker.engines.choice import ANY, Choice, Wanted, assumed_speed, choose
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
+from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.manifest import Form, Manifest, ModelRefusedError, digest_files
+from gristmill_worker.models.quantize.run import Request, quantize
+from gristmill_worker.models.show import forms_of
 from gristmill_worker.models.verdict import Verdict, save_verdict
 from gristmill_worker.tune.run import TuneOptions, tune
 
@@ -193,25 +196,26 @@ def test_a_form_cannot_have_the_reference_s_name_or_files_elsewhere(model: Path)
             manifests.load(model)
 
 
-def test_a_form_s_file_that_was_changed_is_refused(model: Path) -> None:
-    add_form(model, "int8-openvino")
-    (model / "int8-openvino.onnx").write_bytes(b"changed")
-    with pytest.raises(ModelRefusedError, match=r"int8-openvino\.onnx was changed"):
-        manifests.load(model)
-
-
-def test_a_worker_says_what_it_chose_and_serves_with_it(
-    client: Client, workers: Workers, queue: str, model: Path
-) -> None:
-    workers.start(model)
-    events = [json.loads(line) for line in workers.log().read_text().splitlines()]
-    (chose,) = [event for event in events if event["event"] == "engine_chosen"]
-    (ready,) = [event for event in events if event["event"] == "engine_ready"]
-    assert chose["variant"] == f"{ready['engine']} fp32 ({ready['precision']})"
-    assert chose["reason"]
-    assert len(client.score(queue, "bread")) == 32
-    (beat,) = client.workers(queue)
-    assert (beat["engine"], beat["precision"]) == (ready["engine"], ready["precision"])
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_damaged_form_is_refused_and_no_other(model: Path, damage: str) -> None:
+    file = model / "int8-openvino.onnx"
+    before = add_form(model, "int8-openvino")
+    file.write_bytes(b"changed") if damage == "changed" else file.unlink()
+    manifest = manifests.load(model)
+    assert manifest.select("fp32").digest == before.select("fp32").digest
+    assert manifest.digest == before.digest
+    with pytest.raises(ModelRefusedError, match=r"'int8-openvino' cannot be used: .*int8-openvino\.onnx"):
+        choose(model, manifest, Wanted(form="int8-openvino"))
+    choice = choose(model, manifest, ANY)
+    assert choice.variant.form == "fp32"
+    assert "int8-openvino.onnx" in choice.rejected["int8-openvino"]
+    _, rows = forms_of(model)
+    assert [row.name for row in rows] == ["fp32", "int8-openvino"]
+    assert rows[1].verdicts[0].startswith("damaged: ")
+    with pytest.raises(ModelRefusedError, match="make the form again"):
+        import_model(str(model), model.parent / "copy")
+    quantize(Request(model, "int8-rows", name="int8-openvino", force=True))  # the way out
+    assert manifests.load(model).damaged == {}
 
 
 def only_for_onnxruntime(model: Path) -> Path:

@@ -30,6 +30,7 @@ from gristmill_worker.models.cli import model as model_commands
 from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
 from gristmill_worker.models.quantize import kinds, run, store
+from gristmill_worker.models.quantize.cli import quantize_command
 from gristmill_worker.models.quantize.job import Options
 from gristmill_worker.models.quantize.ort_graph import (
     Activation,
@@ -529,3 +530,14 @@ def test_a_report_is_of_the_form_alone(encoder: Path) -> None:
     second: Report = quantize(Request(encoder, "int8-ort"))
     assert set(second.manifest.forms) == {"int8-rows", "int8-ort"}
     assert not set(first.form.files) & set(second.form.files)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--sparsity", "0.5"], ["--attention"], ["--calibration", "entropy"], ["--max-float", "0.1"]],
+)
+def test_an_option_of_another_kind_of_form_is_not_ignored(encoder: Path, flags: list[str]) -> None:
+    done = CliRunner().invoke(quantize_command, [str(encoder), "--form", "int8-rows", *flags])
+    assert done.exit_code == 2
+    assert f"{flags[0]} is for --form int8-" in done.output
+    assert manifest.load(encoder).form_names == ("fp32",)

@@ -70,7 +70,7 @@ def choose(
     ``refused`` are variants that do not load, and why. Raises :class:`InputFileError` where nothing is left.
     """
     features = cpu_features() if features is None else features
-    rejected: dict[str, str] = {}
+    rejected = dict(manifest.damaged) if wanted.form == AUTO else {}
     left: list[Variant] = []
     doubted: list[Variant] = []
     for variant in variants(model_dir, manifest, wanted):
@@ -96,7 +96,7 @@ def variants(model_dir: Path, manifest: Manifest, wanted: Wanted) -> Iterator[Va
     if wanted.engine not in (AUTO, *ENGINES):
         raise InputFileError(f"engine {wanted.engine!r} is unknown: use auto, {', '.join(ENGINES)}")
     engines = [name for name in ENGINES if name != NULL] if wanted.engine == AUTO else [wanted.engine]
-    forms = manifest.form_names if wanted.form == AUTO else (wanted.form,)
+    forms = manifest.usable_forms if wanted.form == AUTO else (wanted.form,)
     exactly = AUTO not in (wanted.engine, wanted.form)
     for engine, form in product(engines, forms):
         selected = manifest.select(form)

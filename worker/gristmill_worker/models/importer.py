@@ -69,7 +69,10 @@ def import_model(src: str, out: Path, *, force: bool = False) -> Manifest:
 
 def _copy(source: Path, folder: Path) -> Manifest:
     """Copy what is a model directory already, and verify the copy."""
-    for name in (*load(source).all_files, FILE_NAME):
+    manifest = load(source)
+    for form in manifest.damaged:
+        manifest.select(form)  # says what is wrong
+    for name in (*manifest.all_files, FILE_NAME):
         shutil.copyfile(source / name, folder / name)
     return load(folder)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -95,6 +95,8 @@ class Manifest(BaseModel):
     licence: str
     files: dict[str, str]  # file name -> sha256, hex
     forms: dict[FormName, Form] = {}
+    # what load() finds: forms whose files are missing or were changed, and how; no part of the file
+    damaged: dict[FormName, str] = Field(default_factory=dict, exclude=True)
     # what select() leaves
     engines: tuple[str, ...] = ()  # that the form was made for; () is any
 
@@ -128,6 +130,11 @@ class Manifest(BaseModel):
         return files
 
     @property
+    def usable_forms(self) -> tuple[str, ...]:
+        """The forms whose files are as they were made, the reference first."""
+        return tuple(name for name in self.form_names if name not in self.damaged)
+
+    @property
     def form_names(self) -> tuple[str, ...]:
         """The forms, the reference first."""
         return (self.precision, *self.forms)
@@ -135,10 +142,15 @@ class Manifest(BaseModel):
     def select(self, name: str) -> Manifest:
         """Return the manifest of one form alone, which keeps its digest whatever else is added.
 
-        Raises :class:`ModelRefusedError` for a form that is not there.
+        Raises :class:`ModelRefusedError` for a form that is not there, or is damaged.
         """
+        if name in self.damaged:
+            raise ModelRefusedError(
+                f"form {name!r} cannot be used: {self.damaged[name]}. Restore the file, or make the form "
+                f"again with 'gristmill-worker model quantize … --name {name} --force'"
+            )
         if name == self.precision:
-            return self.model_copy(update={"forms": {}})
+            return self.model_copy(update={"forms": {}, "damaged": {}})
         try:
             form = self.forms[name]
         except KeyError:
@@ -147,7 +159,9 @@ class Manifest(BaseModel):
                 "'gristmill-worker model quantize' makes others"
             ) from None
         fields = {name: getattr(form, name) for name in ("file", "precision", "sparsity", "engines")}
-        return self.model_copy(update={**fields, "files": {**self.files, **form.files}, "forms": {}})
+        return self.model_copy(
+            update={**fields, "files": {**self.files, **form.files}, "forms": {}, "damaged": {}}
+        )
 
     @property
     def digest(self) -> str:
@@ -184,13 +198,16 @@ def digest_files(directory: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def load(directory: Path) -> Manifest:
-    """Read the manifest and verify every file; raise :class:`ModelRefusedError` on any difference."""
+    """Read the manifest and verify every file; raise :class:`ModelRefusedError` on any difference.
+
+    A form whose files differ does not keep the others from being used: it is among ``damaged``.
+    """
     path = directory / FILE_NAME
     try:
         data = orjson.loads(path.read_bytes())
         digest = data.pop("digest", None) if isinstance(data, dict) else None
         manifest = Manifest.model_validate(data)
-        found = digest_files(directory, manifest.all_files)
+        found = digest_files(directory, manifest.files)
     except FileNotFoundError as error:
         raise ModelRefusedError(
             f"{error.filename} is missing: make the directory with 'gristmill-worker model import'"
@@ -203,10 +220,21 @@ def load(directory: Path) -> Manifest:
         raise ModelRefusedError(f"{path} is not a valid manifest: {describe(error)}") from error
     if digest != manifest.digest:
         raise ModelRefusedError(f"{path} was changed: restore it or import the model again")
-    for name, expected in manifest.all_files.items():
-        if found[name] != expected:
-            raise ModelRefusedError(
-                f"{directory / name} was changed: its sha256 is {found[name]}, the manifest says {expected}. "
-                "Restore the file or import the model again."
-            )
-    return manifest
+    if changed := _changed(directory, found, manifest.files):
+        raise ModelRefusedError(f"{changed}. Restore the file or import the model again.")
+    damaged = {name: damage for name, form in manifest.forms.items() if (damage := _damage(directory, form))}
+    return manifest.model_copy(update={"damaged": damaged})
+
+
+def _damage(directory: Path, form: Form) -> str | None:
+    try:
+        return _changed(directory, digest_files(directory, form.files), form.files)
+    except OSError as error:
+        return f"{error.filename} cannot be read: {os.strerror(error.errno or 0)}"
+
+
+def _changed(directory: Path, found: Mapping[str, str], expected: Mapping[str, str]) -> str | None:
+    for name, digest in expected.items():
+        if found[name] != digest:
+            return f"{directory / name} was changed: its sha256 is {found[name]}, the manifest says {digest}"
+    return None

@@ -31,18 +31,22 @@ def forms_of(model_dir: Path) -> tuple[Manifest, list[FormRow]]:
     rows = []
     for name in manifest.form_names:
         form = manifest.forms.get(name)
-        selected = manifest.select(name)
-        files = manifest.files if form is None else form.files
+        it = form or manifest
+        if name in manifest.damaged:
+            verdicts = [f"damaged: {manifest.damaged[name]}"]
+        else:
+            verdicts = _verdicts(model_dir, manifest, name)
+        paths = [model_dir / file for file in it.files]
         rows.append(
             FormRow(
                 name=name,
-                file=selected.file,
-                size_bytes=sum((model_dir / file).stat().st_size for file in files),
-                precision=selected.precision,
-                sparsity=selected.sparsity,
-                engines=selected.engines,
+                file=it.file,
+                size_bytes=sum(path.stat().st_size for path in paths if path.exists()),
+                precision=it.precision,
+                sparsity=it.sparsity,
+                engines=it.engines,
                 method="the imported model" if form is None else form.method,
-                verdicts=tuple(_verdicts(model_dir, manifest, name)),
+                verdicts=tuple(verdicts),
             )
         )
     return manifest, rows

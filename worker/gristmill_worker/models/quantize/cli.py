@@ -7,6 +7,7 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 _SHARE = gristmill_console.Finite(min=0, max=1)
 _MISSING = "worker,quantize"
+_ONLY = {  # options of one kind of form
+    "calibration": "int8-ort",
+    "max_float": "int8-ort",
+    "attention": "int8-openvino",
+    "sparsity": "int8-deepsparse",
+}
 _WORDS = {  # by whether answers are compared by cosine: the measure, its option, the most among neighbours
     True: ("min cosine", "--min-cosine", 0.0005),
     False: ("largest difference of a probability", "--max-difference", 0.02),
@@ -114,6 +121,10 @@ def quantize_command(
       gristmill-worker model quantize models/minilm --form int8-rows
       gristmill-worker model quantize models/tickets --form int8-openvino --texts tickets.csv
     """
+    given = click.get_current_context().get_parameter_source
+    for option, only in _ONLY.items():
+        if given(option) is ParameterSource.COMMANDLINE and what["kind"] != only:
+            raise click.UsageError(f"--{option.replace('_', '-')} is for --form {only}")
     with gristmill_console.needs_extra(_MISSING):
         from gristmill_worker.models.quantize.job import Options, default_reduce_range
         from gristmill_worker.models.quantize.run import Request, quantize
