@@ -70,6 +70,7 @@ class Chaos:
         self.errors: list[str] = []
         import_model(str(write_lookup(folder / "source")), folder / "model")
         (folder / "redis").mkdir()
+        self._others = _children()
         self.server = Server(folder / "redis")
         self.server.start()
         self.fleet = Fleet(folder, self.server.url, QUEUE, workers)
@@ -286,7 +287,7 @@ class Chaos:
             self.collect()
             report = self.report(seconds)
         self.server.stop()
-        report["orphans"] = len(psutil.Process().children(recursive=True))
+        report["orphans"] = len(_children() - self._others)
         return report
 
     def tell(self, kind: str, started: float) -> None:
@@ -345,6 +346,10 @@ class Chaos:
             "errors": self.errors,
             "examples": [*sorted(lost)[:3], *account.wrong[:3], *sorted(doubled)[:3]],
         }
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def is_clean(report: dict[str, Any]) -> bool:
