@@ -119,50 +119,10 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         raise InputFileError(f"{options.threads} threads need as many cores, there are {len(cores)}")
     lengths, skipped = text_lengths(options, whole)
 
-    def open_engine(threads: int, shapes: Sequence[Shape]) -> Engine:
-        return variant.load(shapes, threads, memory_mb=_MEMORY_MB)
-
-    started = time.monotonic()
-    with bound(cores[: options.threads]):
-        compared = compare_variants(
-            options.model,
-            whole,
-            options.wanted,
-            threads=options.threads,
-            seconds=options.seconds * _COMPARING_VARIANTS,
-            say=say,
-        )
-    choice = choose(options.model, whole, options.wanted, measured=compared.speed, refused=compared.refused)
-    variant, manifest = choice.variant, choice.variant.manifest
-    with bound(cores[: options.threads]):
-        compilations = compare_compilations(
-            variant,
-            usual_shapes(manifest.max_length),
-            threads=options.threads,
-            seconds=options.seconds * _COMPARING_COMPILATIONS,
-            say=say,
-        )
-    several = len(cores) > 1
+    measured = _measure(options, whole, cores, lengths, say)
+    variant, manifest, timings = measured.variant, measured.variant.manifest, measured.timings
+    rows, compared = measured.threads, measured.compared
     candidates = candidate_shapes(manifest.max_length)
-    with bound(cores[: options.threads]):
-        timings = measure(
-            open_engine,
-            manifest.inputs,
-            candidates,
-            threads=options.threads,
-            seconds=options.seconds
-            * (
-                1
-                - _COMPARING * several
-                - _COMPARING_VARIANTS * bool(compared.rows)
-                - _COMPARING_COMPILATIONS * bool(compilations)
-            ),
-            say=say,
-        )
-    rows = (
-        _compare(open_engine, manifest, lengths, cores, options.seconds * _COMPARING, say) if several else []
-    )
-    measuring_s = time.monotonic() - started
     key = cost_key(variant, options.threads)
     seconds = timings.seconds()
     table = CostTable(
@@ -189,7 +149,7 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         costs=costs,
         fit_error=fit_error(table.measured),
         passes=timings.passes,
-        measuring_s=measuring_s,
+        measuring_s=measured.seconds,
         switching_alone=timings.switching(alone=True),
         switching=timings.switching(alone=False),
         default_shapes=len(default_shapes(manifest.max_length)),
@@ -198,11 +158,69 @@ def tune(options: TuneOptions, say: Say = lambda _: None) -> Report:
         by_window={window: advisor.texts_per_s(shapes, window) for window in WINDOWS},
         compared=compared.rows,
         refused=compared.refused,
-        compilations=compilations,
+        compilations=measured.compilations,
         threads=tuple(rows),
         recommendations=tuple(advice),
         table=path,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Everything that was timed."""
+
+    compared: Comparison
+    variant: Variant  # the one that was measured further
+    compilations: Compilations | None
+    timings: Timings
+    threads: list[ThreadRow]
+    seconds: float  # that it took
+
+
+def _measure(
+    options: TuneOptions, whole: Manifest, cores: Sequence[int], lengths: Sequence[int], say: Say
+) -> _Measured:
+    """Compare the variants, and time the best one: its compilations, its shapes, its threads."""
+    started = time.monotonic()
+    own_cores = cores[: options.threads]
+    with bound(own_cores):
+        compared = compare_variants(
+            options.model,
+            whole,
+            options.wanted,
+            threads=options.threads,
+            seconds=options.seconds * _COMPARING_VARIANTS,
+            say=say,
+        )
+    choice = choose(options.model, whole, options.wanted, measured=compared.speed, refused=compared.refused)
+    variant, manifest = choice.variant, choice.variant.manifest
+
+    def open_engine(threads: int, shapes: Sequence[Shape]) -> Engine:
+        return variant.load(shapes, threads, memory_mb=_MEMORY_MB)
+
+    several = len(cores) > 1
+    with bound(own_cores):
+        compilations = compare_compilations(
+            variant,
+            usual_shapes(manifest.max_length),
+            threads=options.threads,
+            seconds=options.seconds * _COMPARING_COMPILATIONS,
+            say=say,
+        )
+        spent = _COMPARING * several
+        spent += _COMPARING_VARIANTS * bool(compared.rows) + _COMPARING_COMPILATIONS * bool(compilations)
+        timings = measure(
+            open_engine,
+            manifest.inputs,
+            candidate_shapes(manifest.max_length),
+            threads=options.threads,
+            seconds=options.seconds * (1 - spent),
+            say=say,
+        )
+    rows = (
+        _compare(open_engine, manifest, lengths, cores, options.seconds * _COMPARING, say) if several else []
+    )
+    return _Measured(compared, variant, compilations, timings, rows, time.monotonic() - started)
 
 
 def _store_others(options: TuneOptions, variant: Variant, compared: Comparison) -> None:
