@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gristmill.errors import GristmillError, InputFileError
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError, Tensor
 
+T = TypeVar("T")
 Array = NDArray[Any]
 Shape = tuple[int, int]  # (batch, sequence)
 Floats = Literal["fp32", "bf16"]
@@ -85,15 +86,27 @@ def engine_loader(name: str) -> LoadEngine:
     return load
 
 
-def signature(tensors: Sequence[Tensor], inputs: Mapping[str, Array]) -> tuple[Any, ...]:
-    """Return what tells the shape of a batch: dimensions and type of each array."""
-    return tuple((inputs[tensor.name].shape, inputs[tensor.name].dtype.str) for tensor in tensors)
+class ByShape(Generic[T]):
+    """What an engine keeps for each shape, found by the arrays of a batch."""
 
+    def __init__(self, inputs: Sequence[Tensor], kept: Mapping[Shape, T]) -> None:
+        self._inputs = inputs
+        self._kept = {self._signature(example_inputs(inputs, shape)): value for shape, value in kept.items()}
 
-def unknown_shape(inputs: Mapping[str, Array]) -> EngineError:
-    """Return the error for a batch of a shape, or of types, that the engine was not loaded for."""
-    found = {name: f"{array.dtype}{list(array.shape)}" for name, array in inputs.items()}
-    return EngineError(f"inputs {found} are of no shape that this engine was loaded for")
+    def find(self, inputs: Mapping[str, Array]) -> T:
+        """Return what is kept; raise EngineError for dimensions or types that nothing is kept for."""
+        try:
+            return self._kept[self._signature(inputs)]
+        except KeyError:
+            found = {name: f"{array.dtype}{list(array.shape)}" for name, array in inputs.items()}
+            raise EngineError(f"inputs {found} are of no shape that this engine was loaded for") from None
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._kept.clear()
+
+    def _signature(self, inputs: Mapping[str, Array]) -> tuple[Any, ...]:
+        return tuple((inputs[tensor.name].shape, inputs[tensor.name].dtype.str) for tensor in self._inputs)
 
 
 def check_names(found: Collection[str], declared: Sequence[Tensor]) -> None:

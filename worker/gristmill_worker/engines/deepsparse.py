@@ -24,6 +24,7 @@ from gristmill.errors import InputFileError
 from gristmill_worker.cpus import cpu_features
 from gristmill_worker.engines.base import (
     Array,
+    ByShape,
     Engine,
     EngineError,
     EngineOptions,
@@ -31,8 +32,6 @@ from gristmill_worker.engines.base import (
     check_names,
     concrete,
     example_inputs,
-    signature,
-    unknown_shape,
 )
 from gristmill_worker.memory import resident_mb
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
@@ -56,18 +55,12 @@ class DeepSparseEngine:
     def __init__(self, manifest: Manifest, compiled: Mapping[Shape, Any]) -> None:
         self.precision = manifest.precision
         self.shapes = tuple(compiled)
-        self._inputs = manifest.inputs
         self._outputs = tuple(tensor.name for tensor in manifest.outputs)
-        self._compiled = {
-            signature(manifest.inputs, example_inputs(manifest.inputs, shape)): each
-            for shape, each in compiled.items()
-        }
+        self._compiled = ByShape(manifest.inputs, compiled)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; see :meth:`~gristmill_worker.engines.base.Engine.run`."""
-        compiled = self._compiled.get(signature(self._inputs, inputs))
-        if compiled is None:
-            raise unknown_shape(inputs)
+        compiled = self._compiled.find(inputs)
         try:
             values = compiled.run([np.ascontiguousarray(inputs[name]) for name in compiled.input_names])
         except Exception as error:  # the library's errors share no base class of their own

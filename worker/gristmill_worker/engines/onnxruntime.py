@@ -12,14 +12,13 @@ import onnxruntime as ort
 from gristmill.errors import InputFileError
 from gristmill_worker.engines.base import (
     Array,
+    ByShape,
     Engine,
     EngineError,
     EngineOptions,
     Shape,
     check_names,
     example_inputs,
-    signature,
-    unknown_shape,
 )
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
 
@@ -37,17 +36,11 @@ class OnnxRuntimeEngine:
         self._session = session
         self._manifest = manifest
         self._outputs = [output.name for output in manifest.outputs]
-        self._bound = {
-            signature(manifest.inputs, example_inputs(manifest.inputs, shape)): self._bind(shape)
-            for shape in shapes
-        }
+        self._bound = ByShape(manifest.inputs, {shape: self._bind(shape) for shape in shapes})
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; see :meth:`~gristmill_worker.engines.base.Engine.run`."""
-        bound = self._bound.get(signature(self._manifest.inputs, inputs))
-        if bound is None:
-            raise unknown_shape(inputs)
-        binding, buffers = bound
+        binding, buffers = self._bound.find(inputs)
         try:
             for name, buffer in buffers.items():
                 np.copyto(buffer, inputs[name])

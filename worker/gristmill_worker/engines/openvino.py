@@ -10,6 +10,7 @@ import openvino as ov
 
 from gristmill_worker.engines.base import (
     Array,
+    ByShape,
     Engine,
     EngineError,
     EngineOptions,
@@ -17,8 +18,6 @@ from gristmill_worker.engines.base import (
     check_names,
     concrete,
     example_inputs,
-    signature,
-    unknown_shape,
 )
 from gristmill_worker.engines.variant import precision_of
 from gristmill_worker.memory import resident_mb
@@ -40,16 +39,11 @@ class OpenVinoEngine:
         self.fixed = tuple(fixed)
         self._inputs = manifest.inputs
         self._outputs = tuple(tensor.name for tensor in manifest.outputs)
-        self._requests = {
-            signature(manifest.inputs, example_inputs(manifest.inputs, shape)): request
-            for shape, request in requests.items()
-        }
+        self._requests = ByShape(manifest.inputs, requests)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch; see :meth:`~gristmill_worker.engines.base.Engine.run`."""
-        request = self._requests.get(signature(self._inputs, inputs))
-        if request is None:
-            raise unknown_shape(inputs)
+        request = self._requests.find(inputs)
         try:
             # The request reads the arrays in place: they outlive the call.
             request.infer({tensor.name: inputs[tensor.name] for tensor in self._inputs}, share_inputs=True)
