@@ -118,6 +118,12 @@ def client(redis_url: str) -> Iterator[Client]:
         yield made
 
 
+@pytest.fixture
+def own_client(own_redis: Server) -> Iterator[Client]:
+    with Client(own_redis.url) as made:
+        yield made
+
+
 @pytest.fixture(scope="session")
 def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer encoder with random weights: real graphs and text at the speed of a test."""

@@ -4,7 +4,6 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from gristmill import AsyncClient, Client, InvalidRequestError, QueueFull, Statu
 from gristmill.core import Depth
 from gristmill.errors import ExitCode
 from test_cli import gristmill
-
-
-@pytest.fixture
-def own_client(own_redis: Server) -> Iterator[Client]:
-    with Client(own_redis.url) as made:
-        yield made
 
 
 def test_producers_that_wait_for_a_full_queue_lose_and_double_nothing(

@@ -5,7 +5,6 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +28,6 @@ from gristmill_worker.sources.streams import StreamSource
 from test_cli import gristmill
 
 EMPTY = Depth(waiting=0, pending=0, dead=0, max_length=100_000)
-
-
-@pytest.fixture
-def own_client(own_redis: Server) -> Iterator[Client]:
-    with Client(own_redis.url) as made:
-        yield made
 
 
 def requests_of(process_log: Path) -> dict[str, int]:

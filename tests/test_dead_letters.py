@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ from gristmill.errors import ErrorCode, ExitCode
 from gristmill_worker.sources.base import Outcome
 from gristmill_worker.sources.streams import StreamSource
 from test_cli import gristmill
-
-
-@pytest.fixture
-def own_client(own_redis: Server) -> Iterator[Client]:
-    with Client(own_redis.url) as made:
-        yield made
 
 
 def bury(client: Client, queue: str) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,6 @@ from gristmill.errors import ExitCode
 from test_cli import gristmill
 
 EFFECT_S = 2.0  # WIRE.md
-
-
-@pytest.fixture
-def own_client(own_redis: Server) -> Iterator[Client]:
-    with Client(own_redis.url) as made:
-        yield made
 
 
 def test_a_paused_queue_accepts_and_runs_nothing_until_it_is_resumed(

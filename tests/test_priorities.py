@@ -20,12 +20,6 @@ from test_cli import gristmill
 
 
 @pytest.fixture
-def own_client(own_redis: Server) -> Iterator[Client]:
-    with Client(own_redis.url) as made:
-        yield made
-
-
-@pytest.fixture
 def source(own_redis: Server, queue: str) -> Iterator[StreamSource]:
     """A worker's view of the queue, without an engine."""
     made = StreamSource(own_redis.url, queue, "w0", lease_s=30.0, result_ttl_s=60)
