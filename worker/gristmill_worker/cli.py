@@ -34,6 +34,7 @@ def cli() -> None:
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine.")
 @click.option("--cores", callback=cpu_list, metavar="LIST", help="CPUs to run on, e.g. 0,2-3.")
 @click.option("--lease-s", type=console.Finite(min=1), help="Silence after which others take over.")
+@click.option("--metrics", metavar="[HOST:]PORT", help="Serve /metrics, /healthz and /readyz there.")
 @click.option("--log-level", help="debug, info, warning or error.")
 def run(config: Path | None, **flags: Any) -> int:
     """Serve one queue with one model in this process.

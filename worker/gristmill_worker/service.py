@@ -8,10 +8,12 @@ import socket
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from gristmill import console
 from gristmill.core import process_name
 from gristmill.errors import BrokerUnavailable, ExitCode, InputFileError
 from gristmill_worker.batching.sizing import Sizing
@@ -25,6 +27,7 @@ from gristmill_worker.settings import Settings
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
+from gristmill_worker.vitals import Vitals
 from gristmill_worker.watchdog import TimedEngine
 
 WAKE_S: Final = 0.2
@@ -42,6 +45,9 @@ def serve(settings: Settings) -> ExitCode:
     stop = _Stop()
     _bind(settings)
     name = settings.name or process_name()
+    batch, timeout_s = settings.batch, settings.batch_timeout_s
+    vitals = Vitals(name, settings.queue, max_wait_s=batch.max_wait_ms / 1000, batch_timeout_s=timeout_s)
+    shown = _show(settings, vitals)
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
     loaded = load_model(settings)
@@ -66,19 +72,26 @@ def serve(settings: Settings) -> ExitCode:
     )
     limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
     judge = Judge(name, manifest.id, **limits)
-    loop = Loop(source, engine, task, settings.batch, sizing, judge, stop.event)
-    about = _about(name, settings, manifest, engine)
-    pulse = Pulse(
-        source,
-        settings.redis,
-        settings.lease_s,
-        lambda: about | {key: str(value) for key, value in loop.counters.snapshot().items()},
-    )
-    _serve(loop, pulse, sizing, stop)
+    loop = Loop(source, engine, task, batch, sizing, judge, vitals, stop.event)
+    vitals.about = _about(name, settings, manifest, engine)
+    pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)
+    _serve(loop, pulse, sizing, vitals, stop)
     source.leave()
     engine.close()
+    shown.close()
     logger().info("stopped", worker=name, **loop.counters.snapshot())
     return ExitCode.OK
+
+
+def _show(settings: Settings, vitals: Vitals) -> ExitStack:
+    """Serve /metrics and the probes where that is wanted; to be closed at the end."""
+    shown = ExitStack()
+    if settings.metrics is not None:
+        with console.needs_extra("worker"):
+            from gristmill_worker import health  # noqa: PLC0415 - the library, for who wants it
+
+        shown.enter_context(health.serve(settings.metrics, lambda: [vitals.snapshot()], settings.redis))
+    return shown
 
 
 def _about(name: str, settings: Settings, manifest: Manifest, engine: Engine) -> dict[str, str]:
@@ -129,7 +142,7 @@ class _Stop:
         os.write(sys.stderr.fileno(), b'{"event": "draining", "signal": %d}\n' % number)
 
 
-def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, stop: _Stop) -> None:
+def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, vitals: Vitals, stop: _Stop) -> None:
     """Run the loop beside this thread, which thus stays free for signals whatever the engine does."""
     failure: list[BaseException] = []
 
@@ -141,11 +154,13 @@ def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, stop: _Stop) -> None:
 
     stop.serving = True
     thread = threading.Thread(target=run, name="take", daemon=True)
+    vitals.ready = True
     thread.start()
     pulse.start()
     while thread.is_alive():
         # The kernel may hand a signal to any thread; the main one runs the handlers, but has to wake up.
         thread.join(WAKE_S)
+        vitals.ready = not stop.event.is_set()
         sizing.advise()
     pulse.stop()
     if failure:
