@@ -250,7 +250,7 @@ class Loop:
         if ran.outputs is None:
             logger().warning("request_failed", id=ran.jobs[0].request.id, error=ran.error)
             return [self._judge.failed(ran.jobs[0], ErrorCode.ENGINE_ERROR, ran.error)]
-        self._vitals.ran(ran.run, [job.delivery.enqueued_ms for job in ran.jobs])
+        self._vitals.ran(ran.run)
         items = [job.item for job in ran.jobs]
         values = self._task.decode(ran.outputs, items)
         self.counters.add(
