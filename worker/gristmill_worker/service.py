@@ -27,6 +27,7 @@ from gristmill_worker.settings import Settings
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
+from gristmill_worker.tracing import watchers
 from gristmill_worker.vitals import Vitals
 from gristmill_worker.watchdog import TimedEngine
 
@@ -73,6 +74,7 @@ def serve(settings: Settings) -> ExitCode:
     limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
     judge = Judge(name, manifest.id, **limits)
     loop = Loop(source, engine, task, batch, sizing, judge, vitals, stop.event)
+    loop.on_ran = watchers(os.environ, name, settings.queue, manifest.id, shown)
     vitals.about = _about(name, settings, manifest, engine)
     pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)
     _serve(loop, pulse, sizing, vitals, stop)
