@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from typing import Final
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import (
@@ -32,11 +32,9 @@ class Spans:
     """Makes spans of what ran, and sends them from a thread of the library's own."""
 
     def __init__(self, exporters: list[str], worker: str, queue: str, model: str) -> None:
-        # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say goes first.
-        ours = Resource({SERVICE_NAME: "gristmill-worker", "service.instance.id": worker})
-        named = Resource.create().attributes
-        given = Resource({key: value for key, value in named.items() if value != "unknown_service"})
-        self._provider = TracerProvider(resource=ours.merge(given), shutdown_on_exit=False)
+        given = OTELResourceDetector().detect().attributes  # OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES
+        ours = {SERVICE_NAME: "gristmill-worker", SERVICE_INSTANCE_ID: worker}
+        self._provider = TracerProvider(resource=Resource.create({**ours, **given}), shutdown_on_exit=False)
         for name in exporters:
             found = list(entry_points(group=_GROUP, name=name))
             if not found:
