@@ -8,12 +8,11 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from gristmill.core import process_name
-from gristmill.errors import BrokerUnavailable, ExitCode, InputFileError
+from gristmill.errors import BrokerUnavailable, ExitCode
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.engines.base import Engine
 from gristmill_worker.jobs import Judge
@@ -25,6 +24,9 @@ from gristmill_worker.settings import Settings
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
+from gristmill_worker.topology.bind import bind
+from gristmill_worker.topology.facts import read_facts
+from gristmill_worker.topology.plan import core_set_of
 from gristmill_worker.watchdog import TimedEngine
 
 WAKE_S: Final = 0.2
@@ -99,15 +101,7 @@ def _about(name: str, settings: Settings, manifest: Manifest, engine: Engine) ->
 def _bind(settings: Settings) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if settings.cores is not None:
-        try:
-            # Threads of engine and tokenizer inherit it; numpy's are there already.
-            for thread in Path("/proc/self/task").iterdir():
-                os.sched_setaffinity(int(thread.name), settings.cores)
-        except (OSError, ValueError) as error:
-            allowed = sorted(os.sched_getaffinity(0))
-            raise InputFileError(
-                f"cores: {list(settings.cores)} cannot be used ({error}); this process may use {allowed}"
-            ) from error
+        bind(core_set_of(read_facts(), settings.cores, settings.threads), settings.memory_policy)
 
 
 class _Stop:

@@ -16,6 +16,7 @@ from gristmill_worker.cpus import parse_cpu_list
 from gristmill_worker.engines.base import MEMORY_MB
 from gristmill_worker.engines.choice import Wanted
 from gristmill_worker.models.manifest import describe
+from gristmill_worker.topology.bind import MemoryPolicy
 
 ENV_PREFIX: Final = "GRISTMILL_"
 
@@ -56,6 +57,7 @@ class Settings(BaseModel):
     cache_dir: Path | None = None  # for what an engine loads faster the next time
     threads: int = Field(1, ge=1)
     cores: CpuList | None = None  # CPUs to run on; default: those that the process was given
+    memory_policy: MemoryPolicy = "preferred"  # of the NUMA node of ``cores``
     batch: BatchSettings = BatchSettings()
     truncate: bool = True  # cut long texts; a request's own option goes first
     lease_s: float = Field(30.0, ge=1, le=86_400)
