@@ -101,7 +101,7 @@ class TestPlans:
             (4, "auto", "at most 3 of 1 cores fit"),
         ):
             with pytest.raises(InputFileError, match=f"{message}.*its limit is 3.5 CPUs"):
-                plan(facts, workers=workers, cores_per_worker=width)  # type: ignore[arg-type]
+                plan(facts, workers=workers, cores_per_worker=width)
 
     def test_siblings_that_are_not_both_allowed_are_still_one_core(self, tmp_path: Path) -> None:
         machines.xeon_2_sockets(tmp_path)
@@ -111,7 +111,7 @@ class TestPlans:
     def test_numbers_that_make_no_sense_are_refused(self, tmp_path: Path, wrong: dict[str, int]) -> None:
         facts = read_facts(tmp_path, machines.laptop(tmp_path).cpus)
         with pytest.raises(InputFileError, match="has to be 'auto' or at least 1"):
-            plan(facts, **wrong)  # type: ignore[arg-type]
+            plan(facts, **wrong)
 
     def test_a_machine_that_tells_nothing_is_taken_as_simple(self, tmp_path: Path) -> None:
         facts = read_facts(tmp_path, {2, 3})

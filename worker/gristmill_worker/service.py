@@ -8,8 +8,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from gristmill.core import process_name
 from gristmill.errors import BrokerUnavailable, ExitCode
@@ -18,6 +19,7 @@ from gristmill_worker.engines.base import Engine
 from gristmill_worker.jobs import Judge
 from gristmill_worker.loading import load_model
 from gristmill_worker.loop import Loop
+from gristmill_worker.memory import memory_mb
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
@@ -29,20 +31,24 @@ from gristmill_worker.topology.facts import read_facts
 from gristmill_worker.topology.plan import core_set_of
 from gristmill_worker.watchdog import TimedEngine
 
+Provide = Callable[[], dict[str, Any]]  # what a worker did so far, and what it uses
+
 WAKE_S: Final = 0.2
 SWITCH_S: Final = 0.0005  # Python's 5 ms would let one stage hold up the others
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(settings: Settings) -> ExitCode:
+def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None) -> ExitCode:
     """Serve the queue until a signal: the first drains, a second ends the process at once.
 
-    Raises InputFileError for a model or setting that cannot be used, BrokerUnavailable for a refused login.
+    ``ready`` is called when the engine is warm, with a function that tells what the worker did so far;
+    nothing is taken before it returns. Raises InputFileError for a model or setting that cannot be used,
+    BrokerUnavailable for a refused login.
     """
     configure_logging(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     stop = _Stop()
-    _bind(settings)
+    keep_to(settings)
     name = settings.name or process_name()
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
@@ -76,6 +82,7 @@ def serve(settings: Settings) -> ExitCode:
         settings.lease_s,
         lambda: about | {key: str(value) for key, value in loop.counters.snapshot().items()},
     )
+    ready(lambda: {**loop.counters.snapshot(), **memory_mb()})
     _serve(loop, pulse, sizing, stop)
     source.leave()
     engine.close()
@@ -98,7 +105,8 @@ def _about(name: str, settings: Settings, manifest: Manifest, engine: Engine) ->
     }
 
 
-def _bind(settings: Settings) -> None:
+def keep_to(settings: Settings) -> None:
+    """Keep this process to the cores that the settings name, and to memory near them."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if settings.cores is not None:
         bind(core_set_of(read_facts(), settings.cores, settings.threads), settings.memory_policy)

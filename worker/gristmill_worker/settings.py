@@ -17,6 +17,7 @@ from gristmill_worker.engines.base import MEMORY_MB
 from gristmill_worker.engines.choice import Wanted
 from gristmill_worker.models.manifest import describe
 from gristmill_worker.topology.bind import MemoryPolicy
+from gristmill_worker.topology.plan import AUTO, Auto
 
 ENV_PREFIX: Final = "GRISTMILL_"
 
@@ -41,7 +42,7 @@ class BatchSettings(BaseModel):
 
 
 class Settings(BaseModel):
-    """One worker process."""
+    """One model on one queue: the workers of one machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,7 +66,18 @@ class Settings(BaseModel):
     batch_timeout_s: float = Field(300.0, ge=0, le=86_400)  # after it the process is ended; 0: never
     max_deliveries: int = Field(5, ge=1)
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
+    # What follows is for 'gristmill-worker run', which starts a process for each core set.
+    workers: Annotated[int, Field(ge=1)] | Auto = AUTO  # auto: as many as there are cores for
+    cores_per_worker: Annotated[int, Field(ge=1)] | Auto = AUTO  # auto: one, or as many as there are threads
+    spares: int = Field(0, ge=0, le=16)  # processes that are warm and wait until another one ends
+    max_rss_mb: float | None = Field(None, gt=0)  # a worker that grows above it is replaced
+    shutdown_s: float = Field(60.0, gt=0, le=86_400)  # to finish what was taken; then a process is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def cores_for_one(self) -> int | Auto:
+        """How many cores each worker is to have."""
+        return self.threads if self.cores_per_worker == AUTO and self.threads > 1 else self.cores_per_worker
 
     @property
     def wanted(self) -> Wanted:
