@@ -101,7 +101,7 @@ class TestPlans:
             (4, "auto", "at most 3 of 1 cores fit"),
         ):
             with pytest.raises(InputFileError, match=f"{message}.*its limit is 3.5 CPUs"):
-                plan(facts, workers=workers, cores_per_worker=width)
+                plan(facts, workers=workers, cores_per_worker=width)  # type: ignore[arg-type]
 
     def test_siblings_that_are_not_both_allowed_are_still_one_core(self, tmp_path: Path) -> None:
         machines.xeon_2_sockets(tmp_path)

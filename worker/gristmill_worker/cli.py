@@ -51,6 +51,7 @@ def _worker_options(command: Command) -> Command:
             click.option(
                 "--lease-s", type=console.Finite(min=1), help="Silence after which others take over."
             ),
+            click.option("--metrics", metavar="[HOST:]PORT", help="Serve /metrics, /healthz, /readyz there."),
             click.option("--log-level", help="debug, info, warning or error."),
         )
     ):

@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
+from gristmill import console
 from gristmill.core import process_name
 from gristmill.errors import BrokerUnavailable, ExitCode
 from gristmill_worker.batching.sizing import Sizing
@@ -19,7 +21,6 @@ from gristmill_worker.engines.base import Engine
 from gristmill_worker.jobs import Judge
 from gristmill_worker.loading import load_model
 from gristmill_worker.loop import Loop
-from gristmill_worker.memory import memory_mb
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
@@ -29,9 +30,10 @@ from gristmill_worker.telemetry import configure_logging, logger
 from gristmill_worker.topology.bind import bind
 from gristmill_worker.topology.facts import read_facts
 from gristmill_worker.topology.plan import core_set_of
+from gristmill_worker.vitals import Snapshot, Vitals
 from gristmill_worker.watchdog import TimedEngine
 
-Provide = Callable[[], dict[str, Any]]  # what a worker did so far, and what it uses
+Provide = Callable[[], Snapshot]
 
 WAKE_S: Final = 0.2
 SWITCH_S: Final = 0.0005  # Python's 5 ms would let one stage hold up the others
@@ -50,6 +52,9 @@ def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None)
     stop = _Stop()
     keep_to(settings)
     name = settings.name or process_name()
+    batch, timeout_s = settings.batch, settings.batch_timeout_s
+    vitals = Vitals(name, settings.queue, max_wait_s=batch.max_wait_ms / 1000, batch_timeout_s=timeout_s)
+    shown = _show(settings, vitals)
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
     loaded = load_model(settings)
@@ -74,20 +79,27 @@ def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None)
     )
     limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
     judge = Judge(name, manifest.id, **limits)
-    loop = Loop(source, engine, task, settings.batch, sizing, judge, stop.event)
-    about = _about(name, settings, manifest, engine)
-    pulse = Pulse(
-        source,
-        settings.redis,
-        settings.lease_s,
-        lambda: about | {key: str(value) for key, value in loop.counters.snapshot().items()},
-    )
-    ready(lambda: {**loop.counters.snapshot(), **memory_mb()})
-    _serve(loop, pulse, sizing, stop)
+    loop = Loop(source, engine, task, batch, sizing, judge, vitals, stop.event)
+    vitals.about = _about(name, settings, manifest, engine)
+    pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)
+    ready(vitals.snapshot)
+    _serve(loop, pulse, sizing, vitals, stop)
     source.leave()
     engine.close()
+    shown.close()
     logger().info("stopped", worker=name, **loop.counters.snapshot())
     return ExitCode.OK
+
+
+def _show(settings: Settings, vitals: Vitals) -> ExitStack:
+    """Serve /metrics and the probes where that is wanted; to be closed at the end."""
+    shown = ExitStack()
+    if settings.metrics is not None:
+        with console.needs_extra("worker"):
+            from gristmill_worker import health  # noqa: PLC0415 - the library, for who wants it
+
+        shown.enter_context(health.serve(settings.metrics, lambda: [vitals.snapshot()], settings.redis))
+    return shown
 
 
 def _about(name: str, settings: Settings, manifest: Manifest, engine: Engine) -> dict[str, str]:
@@ -131,7 +143,7 @@ class _Stop:
         os.write(sys.stderr.fileno(), b'{"event": "draining", "signal": %d}\n' % number)
 
 
-def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, stop: _Stop) -> None:
+def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, vitals: Vitals, stop: _Stop) -> None:
     """Run the loop beside this thread, which thus stays free for signals whatever the engine does."""
     failure: list[BaseException] = []
 
@@ -143,11 +155,13 @@ def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, stop: _Stop) -> None:
 
     stop.serving = True
     thread = threading.Thread(target=run, name="take", daemon=True)
+    vitals.ready = True
     thread.start()
     pulse.start()
     while thread.is_alive():
         # The kernel may hand a signal to any thread; the main one runs the handlers, but has to wake up.
         thread.join(WAKE_S)
+        vitals.ready = not stop.event.is_set()
         sizing.advise()
     pulse.stop()
     if failure:

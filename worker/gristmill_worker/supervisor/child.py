@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from gristmill.errors import ExitCode
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.channel import Channel
 from gristmill_worker.topology.plan import CoreSet
+from gristmill_worker.vitals import Snapshot, trouble
 
 SILENCE_S: Final = 30.0  # without a report from a worker that was ready
 LOADING_S: Final = 1800.0
@@ -34,11 +35,14 @@ class Child:
 
     def __init__(self, settings: Settings, cores: CoreSet) -> None:
         here, there = socket.socketpair()
-        self.settings = settings.model_copy(update={"cores": cores.cpus, "threads": cores.threads})
+        self.settings = settings.model_copy(
+            update={"cores": cores.cpus, "threads": cores.threads, "metrics": None}
+        )
         self.phase = Phase.LOADING
         self.since = self.heard_at = time.monotonic()  # of the phase, and of the last message
         self.served_at: float | None = None
-        self.snapshot: dict[str, Any] = {}
+        self.snapshot: Snapshot | None = None
+        self.memory: dict[str, float] = {}  # rss_mb, pss_mb and uss_mb, as it said last
         self._is_deaf = False
         self.error = ""  # what it said before it ended
         command = [sys.executable, "-m", "gristmill_worker.supervisor.entry", str(there.fileno())]
@@ -91,6 +95,7 @@ class Child:
             if "ready" in message and self.phase is Phase.LOADING:
                 self._become(Phase.READY)
             self.snapshot = message.get("ready") or message.get("snapshot") or self.snapshot
+            self.memory = message.get("memory", self.memory)
             self.error = message.get("failed", self.error)
         return messages is not None
 
@@ -101,6 +106,8 @@ class Child:
             return f"it was not ready after {LOADING_S:.0f} s"
         if self.phase in {Phase.READY, Phase.SERVING} and now - self.heard_at > SILENCE_S:
             return f"it did not report for {SILENCE_S:.0f} s"
+        if self.phase is Phase.SERVING and self.snapshot is not None and (why := trouble(self.snapshot, now)):
+            return why
         if self.phase is Phase.DRAINING and now - self.since > self.settings.shutdown_s:
             return f"it did not finish within {self.settings.shutdown_s:g} s (shutdown_s)"
         return ""
@@ -109,11 +116,8 @@ class Child:
         """Say whether it has answered requests, or served for ``seconds`` at least."""
         if self.served_at is None:
             return False
-        return self.snapshot.get("requests", 0) > 0 or self.since - self.served_at > seconds
-
-    def memory(self) -> dict[str, float]:
-        """Return what it last said of its memory, in MiB: rss_mb, pss_mb and uss_mb, or nothing."""
-        return {name: self.snapshot[name] for name in ("rss_mb", "pss_mb", "uss_mb") if name in self.snapshot}
+        answered = self.snapshot is not None and self.snapshot["counters"]["requests"] > 0
+        return answered or self.since - self.served_at > seconds
 
     def reap(self) -> bool:
         """Note that it has ended; says whether that is news."""

@@ -7,14 +7,17 @@ import signal
 import socket
 import sys
 import threading
+from itertools import count
 from typing import Final
 
 from gristmill.errors import ExitCode, GristmillError
+from gristmill_worker.memory import memory_mb
 from gristmill_worker.service import Provide, keep_to, serve
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.channel import Channel
 
 REPORT_S: Final = 1.0
+MEMORY_EVERY: Final = 10  # reports
 ALONE_S: Final = 60.0  # to finish what was taken after the supervisor died
 
 
@@ -29,7 +32,7 @@ class Reporter:
 
     def ready(self, provide: Provide) -> None:
         """Tell the supervisor that the engine is warm, and wait for its word."""
-        self._channel.send(ready=provide())
+        self._channel.send(ready=provide(), memory=memory_mb())
         threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
         threading.Thread(target=self._report, args=(provide,), name="report", daemon=True).start()
         self._go.wait()
@@ -49,9 +52,12 @@ class Reporter:
 
     def _report(self, provide: Provide) -> None:
         pause = threading.Event()
-        while not pause.wait(REPORT_S):
+        for number in count(1):
+            pause.wait(REPORT_S)
+            # The kernel walks through all pages for it.
+            memory = {"memory": memory_mb()} if number % MEMORY_EVERY == 0 else {}
             try:
-                self._channel.send(snapshot=provide())
+                self._channel.send(snapshot=provide(), **memory)
             except OSError:
                 return  # the other thread sees it too
 

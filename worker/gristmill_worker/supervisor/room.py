@@ -24,7 +24,7 @@ def is_room(kin: Sequence[Child], available_mb: float) -> bool:
         return False
     if not kin:
         return True
-    needs_mb = max((child.memory().get("uss_mb", 0.0) for child in kin), default=0.0)
+    needs_mb = max((child.memory.get("uss_mb", 0.0) for child in kin), default=0.0)
     loading = sum(child.phase is Phase.LOADING for child in kin)
     return needs_mb > 0 and available_mb - RESERVE_MB >= (loading + 1) * needs_mb
 

@@ -11,13 +11,14 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from gristmill.errors import ExitCode, InputFileError
+from gristmill_worker import health
 from gristmill_worker.models import manifest
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.child import Child, Phase
@@ -28,6 +29,7 @@ from gristmill_worker.supervisor.watch import Watch
 from gristmill_worker.telemetry import logger
 from gristmill_worker.topology.facts import read_facts
 from gristmill_worker.topology.plan import CoreSet
+from gristmill_worker.vitals import Snapshot
 
 TICK_S: Final = 0.25
 WATCH_S: Final = 2.0
@@ -45,6 +47,7 @@ class Supervisor:
         self._facts = read_facts()
         self._watch = Watch()
         self._watch_at = 0.0
+        self._snapshots: list[Snapshot] = []  # replaced as a whole: another thread reads it
         self._extra = 0  # workers of each team, beside what its settings say
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
@@ -55,9 +58,10 @@ class Supervisor:
 
         Raises InputFileError for settings that cannot be used, CannotStartError where no worker gets ready.
         """
-        with self._listening():
+        settings = self._load()
+        with self._listening(), self._shown(settings[0]):
             try:
-                self._apply(self._load())
+                self._apply(settings)
                 while not self._stopping:
                     self._step()
                     self._look_for_changes()
@@ -80,6 +84,7 @@ class Supervisor:
             team.reconcile()
             if team.is_over():
                 del self._teams[queue]
+        self._snapshots = [each for team in self._teams.values() for each in team.snapshots()]
 
     def _wind_up(self) -> bool:
         """Let all workers finish; another signal ends them at once, which is then returned."""
@@ -163,6 +168,12 @@ class Supervisor:
         """Say whether one more worker may load now: one a core at a time, and only what memory allows."""
         loading = sum(child.phase is Phase.LOADING for child in self._children())
         return loading < len(self._facts.cores) and is_room(list(team.children()), available_mb())
+
+    def _shown(self, settings: Settings) -> AbstractContextManager[object]:
+        """Serve /metrics and the probes of all workers where that is wanted."""
+        if settings.metrics is None:
+            return nullcontext()
+        return health.serve(settings.metrics, lambda: self._snapshots, settings.redis)
 
     # Signals
 

@@ -12,6 +12,7 @@ from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.child import Child, Phase
 from gristmill_worker.telemetry import logger
 from gristmill_worker.topology.plan import CoreSet
+from gristmill_worker.vitals import Snapshot
 
 BACKOFF_S: Final = 0.25, 10.0
 PROVEN_S: Final = 30.0  # who served for so long, or answered anything, is followed by another at once
@@ -94,6 +95,11 @@ class Team:
         yield from self._spares
         yield from self._leaving
 
+    def snapshots(self) -> list[Snapshot]:
+        """Return what the workers that serve have last said of themselves."""
+        serving = [slot.current for slot in self._slots if slot.current is not None]
+        return [child.snapshot for child in serving if child.snapshot is not None]
+
     def reconcile(self) -> None:
         """Take note of what ended; start, promote and end processes. Raises CannotStartError."""
         self._bury()
@@ -131,7 +137,7 @@ class Team:
         self._proven = True
         old, slot.current, slot.stale = slot.current, new, False
         place = {"queue": self.settings.queue, "cores": slot.cores.cpus}
-        logger().info("worker_serves", pid=new.pid, instead_of=old and old.pid, **place, **new.memory())
+        logger().info("worker_serves", pid=new.pid, instead_of=old and old.pid, **place, **new.memory)
         self._leave(old)
 
     def _ready_spare(self) -> Child | None:
@@ -142,10 +148,10 @@ class Team:
         limit_mb = self.settings.max_rss_mb
         if limit_mb is None or slot.current is None or slot.stale:
             return
-        if slot.current.memory().get("rss_mb", 0.0) > limit_mb:
+        snapshot = slot.current.snapshot
+        if snapshot is not None and (rss_mb := snapshot["rss_bytes"] / 2**20) > limit_mb:
             slot.stale = True
-            memory = slot.current.memory()
-            logger().warning("worker_too_large", pid=slot.current.pid, max_rss_mb=limit_mb, **memory)
+            logger().warning("worker_too_large", pid=slot.current.pid, rss_mb=rss_mb, max_rss_mb=limit_mb)
 
     def _start(self, cores: CoreSet) -> Child | None:
         if time.monotonic() < self._not_before or not self._may_start(self):
