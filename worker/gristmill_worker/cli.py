@@ -67,7 +67,8 @@ def _worker_options(command: Command) -> Command:
     "--cores-per-worker", metavar="N|auto", callback=_number_or_auto, help="Of each.  [default: auto, one]"
 )
 @click.option("--spares", type=click.IntRange(0, 16), help="Warm processes in reserve.  [default: 0]")
-def run(configs: tuple[Path, ...], **flags: Any) -> int:
+@click.option("--max-loaded", type=click.IntRange(min=1), help="Models with 'lazy', at a time.")
+def run(configs: tuple[Path, ...], max_loaded: int | None, **flags: Any) -> int:
     """Serve queues with this machine: a worker process for each core, watched and replaced.
 
     Every CONFIG is a YAML file for one queue and model; several of them share the cores. Settings come from
@@ -90,7 +91,7 @@ def run(configs: tuple[Path, ...], **flags: Any) -> int:
         return [load_settings(config, os.environ, flags) for config in configs or (None,)]
 
     configure_logging(load()[0].log_level)
-    return Supervisor(configs, load).run()
+    return Supervisor(configs, load, max_loaded=max_loaded).run()
 
 
 @cli.command()

@@ -91,6 +91,8 @@ class Settings(BaseModel):
     workers: Annotated[int, Field(ge=1)] | Auto = AUTO  # auto: as many as there are cores for
     cores_per_worker: Annotated[int, Field(ge=1)] | Auto = AUTO  # auto: one, or as many as there are threads
     spares: int = Field(0, ge=0, le=16)  # processes that are warm and wait until another one ends
+    lazy: bool = False  # load the model when its queue has requests
+    idle_s: float = Field(300.0, ge=0)  # lazy: without a request, until it is unloaded
     max_rss_mb: float | None = Field(None, gt=0)  # a worker that grows above it is replaced
     shutdown_s: float = Field(60.0, gt=0, le=86_400)  # to finish what was taken; then a process is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -16,17 +16,12 @@ RESERVE_MB: Final = 256.0  # for Redis, the kernel, a larger batch
 def is_room(kin: Sequence[Child], available_mb: float) -> bool:
     """Say whether another worker fits beside its ``kin``, the workers of the same model.
 
-    It needs what one of these has for itself alone: pages that they share are there already. The first of a
-    model is started where any memory is left, as nobody knows what it takes; until it is ready, no second.
-    Those that load have not taken yet what they need.
+    It needs what one of these has for itself alone, as pages that they share are there already; of the first
+    of a model nobody knows. Those that load have not taken yet what they need.
     """
-    if available_mb < RESERVE_MB:
-        return False
-    if not kin:
-        return True
     needs_mb = max((child.memory.get("uss_mb", 0.0) for child in kin), default=0.0)
     loading = sum(child.phase is Phase.LOADING for child in kin)
-    return needs_mb > 0 and available_mb - RESERVE_MB >= (loading + 1) * needs_mb
+    return available_mb - RESERVE_MB >= (loading + 1) * needs_mb
 
 
 def available_mb(root: Path = Path("/")) -> float:

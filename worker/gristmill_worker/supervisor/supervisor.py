@@ -22,6 +22,7 @@ from gristmill_worker import health
 from gristmill_worker.models import manifest
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.child import Child, Phase
+from gristmill_worker.supervisor.demand import Demand
 from gristmill_worker.supervisor.room import available_mb, is_room
 from gristmill_worker.supervisor.shares import Wish, share_cores
 from gristmill_worker.supervisor.team import Team
@@ -34,15 +35,20 @@ from gristmill_worker.vitals import Snapshot
 TICK_S: Final = 0.25
 WATCH_S: Final = 2.0
 SCALING: Final = {signal.SIGTTIN: 1, signal.SIGTTOU: -1}
-SIGNALS: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, *SCALING}
+STOPPING: Final = {signal.SIGTERM, signal.SIGINT}
+SIGNALS: Final = {*STOPPING, signal.SIGHUP, signal.SIGCHLD, *SCALING}
 
 
 class Supervisor:
     """Runs a team of workers for each configuration; ``load`` reads these from ``paths``, again and again."""
 
-    def __init__(self, paths: Sequence[Path], load: Callable[[], list[Settings]]) -> None:
+    def __init__(
+        self, paths: Sequence[Path], load: Callable[[], list[Settings]], *, max_loaded: int | None = None
+    ) -> None:
         self._paths = paths
         self._load = load
+        self._max_loaded = max_loaded  # models that are loaded on demand, at a time
+        self._demand = Demand()
         self._teams: dict[str, Team] = {}  # by queue
         self._facts = read_facts()
         self._watch = Watch()
@@ -51,7 +57,7 @@ class Supervisor:
         self._extra = 0  # workers of each team, beside what its settings say
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
-        self._stopping = False
+        self._stops = 0  # signals to stop
 
     def run(self) -> ExitCode:
         """Run until a signal: the first lets all workers finish what they have, a second ends them at once.
@@ -62,10 +68,12 @@ class Supervisor:
         with self._listening(), self._shown(settings[0]):
             try:
                 self._apply(settings)
-                while not self._stopping:
+                while not self._stops:
                     self._step()
                     self._look_for_changes()
+                    self._load_on_demand()
             finally:
+                self._demand.stop()
                 forced = self._wind_up()
         logger().info("supervisor_stopped", forced=forced)
         return ExitCode.FORCED if forced else ExitCode.OK
@@ -88,10 +96,10 @@ class Supervisor:
 
     def _wind_up(self) -> bool:
         """Let all workers finish; another signal ends them at once, which is then returned."""
-        self._stopping = False
+        self._stops = max(self._stops, 1)  # an error stops as well
         for team in self._teams.values():
             team.dismiss()
-        while self._teams and not self._stopping:
+        while self._teams and self._stops <= 1:
             self._step()
         for child in self._children():
             child.kill()
@@ -104,13 +112,15 @@ class Supervisor:
     # What is wanted
 
     def _on_signal(self, number: int) -> None:
-        if number == signal.SIGHUP:
+        if number in STOPPING:
+            logger().info("draining", signal=signal.Signals(number).name)
+            self._stops += 1
+        elif self._stops:
+            return
+        elif number == signal.SIGHUP:
             self._reload(set(self._teams))
         elif number in SCALING:
             self._scale(SCALING[signal.Signals(number)])
-        elif number != signal.SIGCHLD:
-            logger().info("draining", signal=signal.Signals(number).name)
-            self._stopping = True
 
     def _look_for_changes(self) -> None:
         if time.monotonic() < self._watch_at:
@@ -149,6 +159,15 @@ class Supervisor:
             if queue not in self._teams:
                 self._teams[queue] = Team(settings, self._register, self._may_start)
             self._teams[queue].want(settings, cores, renew=queue in renewed)
+        self._demand.watch([settings for settings in found if settings.lazy])
+
+    def _load_on_demand(self) -> None:
+        """Load the lazy models that are asked for, in the place of others where there is room for no more."""
+        short = any(team.lacks_memory for team in self._teams.values())
+        awake = self._demand.awake(self._max_loaded, short=short)
+        for queue, team in self._teams.items():
+            if team.settings.lazy:
+                team.rest(queue not in awake)
 
     def _shares(self, found: Sequence[Settings]) -> list[list[CoreSet]]:
         wishes = [Wish(each.workers, each.cores_for_one, each.cores) for each in found]
@@ -166,8 +185,16 @@ class Supervisor:
 
     def _may_start(self, team: Team) -> bool:
         """Say whether one more worker may load now: one a core at a time, and only what memory allows."""
+        kin = list(team.children())
+        first = bool(kin) and not any(child.memory for child in kin)  # it shows what the others will need
         loading = sum(child.phase is Phase.LOADING for child in self._children())
-        return loading < len(self._facts.cores) and is_room(list(team.children()), available_mb())
+        if first or loading >= len(self._facts.cores):
+            return False
+        free_mb, before = available_mb(), team.lacks_memory
+        team.lacks_memory = not is_room(kin, free_mb)
+        if team.lacks_memory and not before:
+            logger().warning("worker_does_not_fit", queue=team.settings.queue, available_mb=round(free_mb))
+        return not team.lacks_memory
 
     def _shown(self, settings: Settings) -> AbstractContextManager[object]:
         """Serve /metrics and the probes of all workers where that is wanted."""

@@ -49,7 +49,9 @@ class Team:
         self._slots: list[Slot] = []
         self._spares: list[Child] = []
         self._leaving: list[Child] = []
-        self._dismissed = False
+        self._cores: Sequence[CoreSet] = []
+        self._asleep = settings.lazy
+        self.lacks_memory = False  # said by may_start
         self._before: Settings | None = None  # to go back to, where new ones cannot be used
         self._proven = False  # some worker was ready once
         self._failures = 0  # in a row: short lives, and
@@ -61,12 +63,8 @@ class Team:
         others = settings.model_copy(update={"workers": self.settings.workers})
         renew = renew or others != self.settings
         self._before, self.settings = self.settings, settings
-        kept = [slot for slot in self._slots if slot.cores in cores]
-        for slot in self._slots:
-            if slot not in kept:
-                self._leave(slot.current, slot.incoming)
-        there = [slot.cores for slot in kept]
-        self._slots = kept + [Slot(each) for each in cores if each not in there]
+        self._cores, self._asleep = cores, self._asleep and settings.lazy
+        self._arrange()
         if renew:
             self._failures, self._not_ready, self._not_before = 0, 0, 0.0
             self._leave(*self._spares)
@@ -76,17 +74,34 @@ class Team:
                 slot.incoming = None
                 slot.stale = slot.current is not None
 
+    def rest(self, asleep: bool) -> None:
+        """Have no worker while ``asleep``."""
+        if asleep != self._asleep:
+            logger().info("model_unloaded" if asleep else "model_wanted", queue=self.settings.queue)
+            self._asleep = asleep
+            self._arrange()
+
     def dismiss(self) -> None:
         """Let all workers finish what they have, and end."""
-        self._dismissed = True
+        self._cores = []
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Have a slot for each core set, and none where nobody is to serve."""
+        cores = [] if self._asleep else self._cores
+        kept = [slot for slot in self._slots if slot.cores in cores]
         for slot in self._slots:
-            self._leave(slot.current, slot.incoming)
-        self._leave(*self._spares)
-        self._slots, self._spares = [], []
+            if slot not in kept:
+                self._leave(slot.current, slot.incoming)
+        there = [slot.cores for slot in kept]
+        self._slots = kept + [Slot(each) for each in cores if each not in there]
+        if not cores:
+            self._leave(*self._spares)
+            self._spares = []
 
     def is_over(self) -> bool:
         """Say whether nothing is left of a team that was dismissed."""
-        return self._dismissed and not self._leaving
+        return not self._cores and not self._leaving
 
     def children(self) -> Iterator[Child]:
         """Iterate over all processes that have not ended."""
@@ -118,6 +133,9 @@ class Team:
             stale = next((slot for slot in self._slots if slot.stale), None)
             if stale is not None:
                 stale.incoming = self._start(stale.cores)
+                if self.lacks_memory:  # not for both: the new one has to wait for the old one's end
+                    self._leave(stale.current)
+                    stale.current, stale.stale = None, False
             elif self._slots and len(self._spares) < self.settings.spares:
                 spare = self._start(self._slots[0].cores)
                 self._spares += [spare] if spare is not None else []
