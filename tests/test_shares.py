@@ -28,7 +28,7 @@ def cpus(facts: Facts, *wishes: Wish) -> list[list[tuple[int, ...]]]:
 
 
 def test_what_is_not_named_is_divided_evenly() -> None:
-    assert cpus(facts(5), Wish(), Wish()) == [[(0,), (1,), (2,)], [(3,), (4,)]]
+    assert cpus(facts(5), Wish(), Wish()) == [[(0,), (1,)], [(2,), (3,), (4,)]]
 
 
 def test_who_names_a_number_gets_it_first() -> None:

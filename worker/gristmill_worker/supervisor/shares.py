@@ -37,7 +37,7 @@ def share_cores(facts: Facts, wishes: Sequence[Wish]) -> list[list[CoreSet]]:
     for position, i in enumerate(open_ones):
         sets = _fitting(_within(left, wishes[i].cores), wishes[i])
         threads = sum(each.threads for each in sets)
-        share = -(-threads // (len(open_ones) - position))  # in cores: some take more of them for a worker
+        share = threads // (len(open_ones) - position)  # in cores: some take several for a worker
         found[i] = [each for k, each in enumerate(sets) if k == 0 or (k + 1) * each.threads <= share]
         left = _without(left, found[i])
     for position, i in enumerate(i for i in open_ones if not found[i]):
