@@ -13,6 +13,7 @@ from gristmill import console
 from gristmill_worker.bench.cli import bench
 from gristmill_worker.models.cli import model
 from gristmill_worker.options import cpu_list, variant_options
+from gristmill_worker.topology.cli import topology
 from gristmill_worker.tune.cli import tune
 
 
@@ -33,6 +34,11 @@ def cli() -> None:
 @variant_options
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine.")
 @click.option("--cores", callback=cpu_list, metavar="LIST", help="CPUs to run on, e.g. 0,2-3.")
+@click.option(
+    "--memory-policy",
+    type=click.Choice(["preferred", "bind", "none"]),
+    help="Of memory on the NUMA node of --cores.  [default: preferred]",
+)
 @click.option("--lease-s", type=console.Finite(min=1), help="Silence after which others take over.")
 @click.option("--log-level", help="debug, info, warning or error.")
 def run(config: Path | None, **flags: Any) -> int:
@@ -55,6 +61,7 @@ def run(config: Path | None, **flags: Any) -> int:
 cli.add_command(model)
 cli.add_command(tune)
 cli.add_command(bench)
+cli.add_command(topology)
 
 
 def main() -> NoReturn:
