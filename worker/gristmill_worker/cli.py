@@ -11,6 +11,7 @@ import click
 import gristmill
 from gristmill import console
 from gristmill_worker.bench.cli import bench
+from gristmill_worker.doctor.cli import doctor
 from gristmill_worker.models.cli import model
 from gristmill_worker.options import cpu_list, variant_options
 from gristmill_worker.topology.cli import topology
@@ -62,6 +63,7 @@ cli.add_command(model)
 cli.add_command(tune)
 cli.add_command(bench)
 cli.add_command(topology)
+cli.add_command(doctor)
 
 
 def main() -> NoReturn:
