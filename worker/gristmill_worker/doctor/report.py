@@ -8,7 +8,7 @@ from typing import Final
 
 import orjson
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from gristmill_worker.doctor.finding import Finding, Level, worst
@@ -19,7 +19,7 @@ _STYLES: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow"
 def show(console: Console, findings: Sequence[Finding]) -> None:
     """Print a table on a terminal, else a line a finding: level, check, found and fix with tabs between."""
     if console.is_terminal:
-        table = Table("", "check", "found", "what to do")
+        table = Table("", *(Column(name, overflow="fold") for name in ("check", "found", "what to do")))
         for finding in findings:
             cells = (finding.check, finding.found, finding.fix)
             table.add_row(Text(finding.level, _STYLES[finding.level]), *map(Text, cells))
