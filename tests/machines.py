@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gristmill_worker.cpus import format_cpu_list
+
 CGROUP2 = "31 23 0:26 {root} /sys/fs/cgroup rw,nosuid,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 CGROUP1 = "{number} 31 0:{number} {root} /sys/fs/cgroup/{name} rw,nosuid - cgroup cgroup rw,{name}\n"
 
@@ -33,28 +35,28 @@ class Machine:
         for cpu in cpus:
             folder = f"sys/devices/system/cpu/cpu{cpu}"
             for name in ("core_cpus_list", "thread_siblings_list"):
-                self.write(f"{folder}/topology/{name}", listed(cpus))
+                self.write(f"{folder}/topology/{name}", format_cpu_list(cpus))
             self.write(f"{folder}/topology/core_id", core_id)
             self.write(f"{folder}/topology/physical_package_id", package)
             if capacity is not None:
                 self.write(f"{folder}/cpu_capacity", capacity)
         self.cpus = sorted({*self.cpus, *cpus})
-        self.write("sys/devices/system/cpu/online", listed(self.cpus))
+        self.write("sys/devices/system/cpu/online", format_cpu_list(self.cpus))
 
     def nodes(self, cpus: Mapping[int, Iterable[int]], *, gigabytes: int = 64, allowed: str = "") -> None:
         """Add NUMA nodes with these CPUs and so much memory each."""
         for node, members in cpus.items():
             folder = f"sys/devices/system/node/node{node}"
-            self.write(f"{folder}/cpulist", listed(sorted(members)))
+            self.write(f"{folder}/cpulist", format_cpu_list(sorted(members)))
             self.write(
                 f"{folder}/meminfo",
                 f"Node {node} MemTotal:       {gigabytes << 20} kB\nNode {node} MemFree:        1024 kB",
             )
         for name in ("online", "has_memory"):
-            self.write(f"sys/devices/system/node/{name}", listed(sorted(cpus)))
+            self.write(f"sys/devices/system/node/{name}", format_cpu_list(cpus))
         self.write(
             "proc/self/status",
-            f"Name:\tpython\nMems_allowed:\tff\nMems_allowed_list:\t{allowed or listed(sorted(cpus))}",
+            f"Name:\tpython\nMems_allowed:\tff\nMems_allowed_list:\t{allowed or format_cpu_list(cpus)}",
         )
 
     def cgroup2(self, path: str, files: Mapping[str, object], *, mounted: str = "/") -> None:
@@ -72,17 +74,6 @@ class Machine:
         self.write("proc/self/mountinfo", "".join(mounts))
         for name, text in files.items():
             self.write(f"sys/fs/cgroup/{name}", text)
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Write numbers as the kernel does: 0-3,8."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
 def xeon_2_sockets(root: Path) -> Machine:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import machines
-from gristmill.errors import InputFileError
-from gristmill_worker.topology.facts import read_facts
+from conftest import Workers
+from gristmill import Client
+from gristmill.errors import ExitCode, InputFileError
+from gristmill_worker.cpus import format_cpu_list, parse_cpu_list
+from gristmill_worker.topology.cgroups import Limits
+from gristmill_worker.topology.facts import Cpu, Facts, read_facts
 from gristmill_worker.topology.plan import CoreSet, core_set_of, plan
+from gristmill_worker.topology.report import as_text
 
 
 def numbers(core_sets: list[CoreSet]) -> list[tuple[int, ...]]:
@@ -49,7 +63,7 @@ class TestPlans:
         assert [(core_set.node, core_set.cpus[0], len(core_set.cpus)) for core_set in widest] == [
             (node, 16 * node, 16) for node in range(8)
         ]
-        with pytest.raises(InputFileError, match=r"not one of 17 cores fits.*16 on node 0, 16 on node 1"):
+        with pytest.raises(InputFileError, match=r"no worker of 17 cores fits.*16 on node 0, 16 on node 1"):
             plan(facts, cores_per_worker=17)
 
     def test_clusters_of_one_socket_are_nodes_and_a_node_of_memory_gets_no_worker(
@@ -69,7 +83,7 @@ class TestPlans:
         # Never both kinds in one core set: 2 fast cores are left over.
         assert numbers(plan(facts, workers=3, cores_per_worker=4))[1:] == [(12, 13, 14, 15), (16, 17, 18, 19)]
         with pytest.raises(
-            InputFileError, match=r"at most 14 of 1 cores fit.*8 efficiency on node 0, 6 fast"
+            InputFileError, match=r"at most 14 worker\(s\) of 1 core\(s\) fit.*8 efficiency on node 0, 6 fast"
         ):
             plan(facts, workers=15)
 
@@ -96,9 +110,9 @@ class TestPlans:
         facts = read_facts(tmp_path, machines.container(tmp_path, cpu_max="350000 100000").cpus)
         assert len(plan(facts, workers=1, cores_per_worker=3)) == 1
         for workers, width, message in (
-            (2, 2, "at most 1 of 2 cores fit"),
-            (1, 4, "not one of 4 cores fits"),
-            (4, "auto", "at most 3 of 1 cores fit"),
+            (2, 2, r"at most 1 worker\(s\) of 2 core\(s\) fit"),
+            (1, 4, "no worker of 4 cores fits"),
+            (4, "auto", r"at most 3 worker\(s\) of 1 core\(s\) fit"),
         ):
             with pytest.raises(InputFileError, match=f"{message}.*its limit is 3.5 CPUs"):
                 plan(facts, workers=workers, cores_per_worker=width)  # type: ignore[arg-type]
@@ -198,3 +212,187 @@ class TestFacts:
         facts = read_facts(tmp_path, machines.xeon_2_sockets(tmp_path).cpus)
         assert core_set_of(facts, (1, 3, 43), 2) == CoreSet((1, 3, 43), 1, 2)
         assert core_set_of(facts, (0, 1), 1) == CoreSet((0, 1), None, 1)
+
+    def test_cpus_are_written_as_they_are_read(self) -> None:
+        assert format_cpu_list((8, 0, 1, 2, 2)) == "0-2,8"
+        assert parse_cpu_list("0-2,8") == (0, 1, 2, 8)
+        assert format_cpu_list(()) == ""
+
+
+@st.composite
+def drawn_facts(draw: st.DrawFn) -> Facts:
+    """Any machine: cores of both kinds and of 1 to 4 CPUs, some of them usable, on up to 5 nodes or none."""
+    cpus: list[Cpu] = []
+    number = 0
+    numa = draw(st.booleans())
+    for _ in range(draw(st.integers(1, 24))):
+        node = draw(st.integers(0, 4)) if numa else None
+        first, fast = number, draw(st.booleans())
+        for _ in range(draw(st.integers(1, 4))):
+            cpus.append(Cpu(number, first, 0, node, fast))
+            number += 1
+    usable = draw(st.lists(st.sampled_from(cpus), min_size=1, unique=True))
+    usable.sort(key=lambda cpu: cpu.number)
+    quota = draw(st.none() | st.floats(0.01, 64))
+    return Facts(tuple(usable), number, (), None, Limits(quota), (), None)
+
+
+COUNTS = st.just("auto") | st.integers(1, 30)
+
+
+@given(drawn_facts(), COUNTS, COUNTS)
+def test_no_plan_shares_a_core_crosses_a_node_or_exceeds_a_limit(
+    facts: Facts, workers: int | Literal["auto"], width: int | Literal["auto"]
+) -> None:
+    try:
+        found = plan(facts, workers=workers, cores_per_worker=width)
+    except InputFileError:
+        # Workers of one core always fit, one of them in any case.
+        assert workers not in ("auto", 1) or width not in ("auto", 1)
+        return
+    by_number = {cpu.number: cpu for cpu in facts.cpus}
+    bound = [by_number[number] for core_set in found for number in core_set.cpus]
+    assert len({cpu.core for cpu in bound}) == len(bound)  # no core twice, and no SMT sibling of one
+    for core_set in found:
+        assert core_set.threads == len(core_set.cpus) == (1 if width == "auto" else width)
+        assert {by_number[number].node for number in core_set.cpus} == {core_set.node}
+        assert len({by_number[number].fast for number in core_set.cpus}) == 1
+    assert len(bound) <= max(1, facts.limits.cpus or len(bound))
+    assert workers in ("auto", len(found))
+    kinds = Counter(cpu.fast for cpu in facts.cores)
+    if workers == width == "auto" and facts.limits.cpus is None:
+        assert len(found) == (kinds[True] or kinds[False])
+
+
+def threads_of(pid: int) -> dict[str, str]:
+    """Return the CPUs of every thread of a process, by its number."""
+    found = {}
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        status = (thread / "status").read_text()
+        found[thread.name] = next(
+            line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list")
+        )
+    return found
+
+
+def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own: what is bound stays so."""
+    head = (
+        "import os\nfrom pathlib import Path\n"
+        "from gristmill_worker.topology.bind import bind\n"
+        "from gristmill_worker.topology.plan import CoreSet\n"
+    )
+    command = [sys.executable, "-c", head + code]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+class TestHere:
+    """What the kernel of this machine says of real processes; tests/guest runs them on one with two nodes."""
+
+    @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+    def test_every_thread_of_a_worker_stays_in_its_core_set(
+        self, workers: Workers, client: Client, queue: str, tiny_classifier: Path, engine: str
+    ) -> None:
+        cpu = max(os.sched_getaffinity(0))
+        # More engine threads than CPUs: an engine that spreads its threads itself would show.
+        process = workers.start(tiny_classifier, "--cores", str(cpu), "--threads", "2", "--engine", engine)
+        assert client.score(queue, "the miller grinds the corn")
+        threads = threads_of(process.pid)
+        assert len(threads) > 4  # the loop's three, the pulse, the engine's
+        assert set(threads.values()) == {str(cpu)}
+
+    def test_a_worker_takes_memory_from_the_node_of_its_core_set(
+        self, workers: Workers, client: Client, queue: str, tiny_classifier: Path
+    ) -> None:
+        cpu = read_facts().cpus[-1]
+        process = workers.start(tiny_classifier, "--cores", str(cpu.number), "--memory-policy", "bind")
+        assert client.score(queue, "the miller grinds the corn")
+        if "memory_policy_not_set" in workers.log().read_text():
+            pytest.skip("this kernel or container knows no memory policies")
+        maps = Path(f"/proc/{process.pid}/numa_maps").read_text().splitlines()
+        heaps = [line.split() for line in maps if " heap " in line]
+        assert heaps
+        assert all(heap[1] == f"bind:{cpu.node}" for heap in heaps)
+        assert any(word.startswith(f"N{cpu.node}=") for heap in heaps for word in heap)
+
+    @pytest.mark.parametrize("policy", ["bind", "preferred"])
+    def test_memory_goes_to_the_node_of_the_policy_wherever_the_thread_runs(self, policy: str) -> None:
+        facts = read_facts()
+        if not facts.nodes:
+            pytest.skip("this kernel knows of no NUMA nodes")
+        node, cpu = facts.nodes[0].number, facts.cpus[-1].number
+        done = in_a_process(
+            f"bind(CoreSet(({cpu},), {node}, 1), {policy!r})\n"
+            "taken = bytearray(b'x') * (64 << 20)\n"
+            "print(Path('/proc/self/numa_maps').read_text())\n"
+        )
+        assert done.returncode == 0, done.stderr
+        if "memory_policy_not_set" in done.stdout:
+            pytest.skip("this kernel or container knows no memory policies")
+        largest = max(
+            re.findall(rf"^(.* anon=.* N{node}=(\d+).*)$", done.stdout, re.MULTILINE), key=lambda m: int(m[1])
+        )
+        assert int(largest[1]) * os.sysconf("SC_PAGE_SIZE") >= 64 << 20
+        if policy == "bind" or len(facts.nodes) > 1:  # of a single node, "preferred" says nothing
+            assert largest[0].split()[1] == {"bind": f"bind:{node}", "preferred": f"prefer:{node}"}[policy]
+
+    def test_a_node_that_is_not_there_is_a_warning(self) -> None:
+        done = in_a_process(
+            "cpus = tuple(os.sched_getaffinity(0))\n"
+            "bind(CoreSet(cpus, 63, 1), 'bind')\n"
+            "bind(CoreSet(cpus, None, 1), 'bind')\n"
+            "bind(CoreSet(cpus, None, 1), 'preferred')\n"
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("memory_policy_not_set") == 2
+        assert "Invalid argument" in done.stdout
+
+    def test_cores_that_are_not_there_end_a_worker_with_what_there_is(
+        self, workers: Workers, tiny_classifier: Path
+    ) -> None:
+        process = workers.start(tiny_classifier, "--cores", "4000", ready=False)
+        assert process.wait(60) == ExitCode.BAD_INPUT
+        assert f"this process may use {sorted(os.sched_getaffinity(0))}" in workers.log().read_text()
+
+
+def topology(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gristmill_worker", "topology", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+class TestCommand:
+    def test_it_shows_the_plan_of_this_machine(self) -> None:
+        first = min(os.sched_getaffinity(0))
+        done = topology("--workers", "1")
+        assert done.returncode == ExitCode.OK, done.stderr
+        assert f"--cores {first} --threads 1" in done.stdout
+        shown = json.loads(topology("--workers", "1", "--json").stdout)
+        assert shown["plan"] == [{"cpus": [first], "node": shown["facts"]["cpus"][0]["node"], "threads": 1}]
+        assert [cpu["number"] for cpu in shown["facts"]["cpus"]] == sorted(os.sched_getaffinity(0))
+
+    def test_what_does_not_fit_is_bad_input_and_nonsense_is_wrong_usage(self) -> None:
+        done = topology("--workers", "100000")
+        assert done.returncode == ExitCode.BAD_INPUT
+        assert "at most" in done.stderr
+        for wrong in ("0", "-1", "some", "1.5"):
+            done = topology("--cores-per-worker", wrong)
+            assert done.returncode == ExitCode.USAGE
+            assert "neither 'auto' nor a number" in done.stderr
+
+    def test_every_fact_has_a_line(self, tmp_path: Path) -> None:
+        machine = machines.laptop(tmp_path)
+        machine.cgroup2("/", {"cpu.max": "250000 100000", "memory.max": 4 << 30})
+        machine.write("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", 512)
+        facts = read_facts(tmp_path, machine.cpus)
+        text = as_text(facts, plan(facts))
+        for line in (
+            "20 of 20 logical CPUs (0-19), 14 physical cores",
+            "8 of these are efficiency cores: 12-19",
+            "CPU limit    2.5 CPUs, says /sys/fs/cgroup/cpu.max",
+            "memory limit 4.0 GiB",
+            "NUMA node 0  CPUs 0-19, 32.0 GiB",
+            "512 of 2 MiB set aside (0 free)",
+            "plan         2 worker(s) of 1 thread(s)",
+            "worker 1   CPUs 2 on node 0: --cores 2 --threads 1",
+        ):
+            assert line in text

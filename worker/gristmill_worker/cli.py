@@ -11,24 +11,16 @@ import click
 import gristmill
 from gristmill import console
 from gristmill_worker.bench.cli import bench
+from gristmill_worker.doctor.cli import doctor
 from gristmill_worker.models.cli import model
-from gristmill_worker.options import Command, cpu_list, variant_options
+from gristmill_worker.options import Command, cpu_list, variant_options, workers_options
+from gristmill_worker.topology.cli import topology
 from gristmill_worker.tune.cli import tune
 
 if TYPE_CHECKING:
     from gristmill_worker.settings import Settings
 
 _CONFIG: Final = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
-
-
-def _number_or_auto(
-    _context: click.Context, _parameter: click.Parameter, value: str | None
-) -> int | str | None:
-    if value is None or value == "auto":
-        return value
-    if not value.isdigit() or int(value) < 1:
-        raise click.BadParameter(f"{value!r} is neither 'auto' nor a number from 1 up")
-    return int(value)
 
 
 @click.group(epilog=console.EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,6 +41,11 @@ def _worker_options(command: Command) -> Command:
             click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine."),
             click.option("--cores", callback=cpu_list, metavar="LIST", help="CPUs to run on, e.g. 0,2-3."),
             click.option(
+                "--memory-policy",
+                type=click.Choice(["preferred", "bind", "none"]),
+                help="Of memory on the NUMA node of the cores.  [default: preferred]",
+            ),
+            click.option(
                 "--lease-s", type=console.Finite(min=1), help="Silence after which others take over."
             ),
             click.option("--metrics", metavar="[HOST:]PORT", help="Serve /metrics, /healthz, /readyz there."),
@@ -62,10 +59,7 @@ def _worker_options(command: Command) -> Command:
 @cli.command()
 @click.argument("configs", nargs=-1, type=_CONFIG)
 @_worker_options
-@click.option("--workers", metavar="N|auto", callback=_number_or_auto, help="Processes.  [default: auto]")
-@click.option(
-    "--cores-per-worker", metavar="N|auto", callback=_number_or_auto, help="Of each.  [default: auto, one]"
-)
+@workers_options
 @click.option("--spares", type=click.IntRange(0, 16), help="Warm processes in reserve.  [default: 0]")
 @click.option("--max-loaded", type=click.IntRange(min=1), help="Models with 'lazy', at a time.")
 def run(configs: tuple[Path, ...], max_loaded: int | None, **flags: Any) -> int:
@@ -115,6 +109,8 @@ def serve(config: Path | None, **flags: Any) -> int:
 cli.add_command(model)
 cli.add_command(tune)
 cli.add_command(bench)
+cli.add_command(topology)
+cli.add_command(doctor)
 
 
 def main() -> NoReturn:

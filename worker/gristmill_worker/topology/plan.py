@@ -93,7 +93,7 @@ def _what_fits(facts: Facts, width: int, fits: int) -> str:
         kind = "" if not hybrid else " fast" if fast else " efficiency"
         found.append(f"{count}{kind}" + ("" if node is None else f" on node {node}"))
     limit = "" if facts.limits.cpus is None else f", its limit is {facts.limits.cpus:g} CPUs"
-    most = f"at most {fits} of {width} cores fit" if fits else f"not one of {width} cores fits"
+    most = f"at most {fits} worker(s) of {width} core(s) fit" if fits else f"no worker of {width} cores fits"
     return (
         f"{most}: this process may use {len(facts.cores)} physical cores ({', '.join(found)}){limit}, "
         "and a worker stays on one node and on cores of one kind"
