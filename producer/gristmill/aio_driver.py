@@ -11,8 +11,8 @@ from redis import exceptions
 from redis.asyncio import ConnectionPool
 
 from gristmill import scripts
-from gristmill.driver import CONNECTIONS, RESTED_S, check_role, open_pool, raise_first, read_url
-from gristmill.routing import ERRORS, SOCKET_TIMEOUT_S, Args, Place, Router, router
+from gristmill.driver import CONNECTIONS, RESTED_S, check_role, open_pool, raise_first, router
+from gristmill.routing import ERRORS, SOCKET_TIMEOUT_S, Args, Place, Router
 
 
 class AsyncConnections:
@@ -22,8 +22,8 @@ class AsyncConnections:
     """Send commands together and return their replies, or raise the first error among these."""
 
     def __init__(self, url: str) -> None:
-        servers = read_url(url)
-        self._server = _Server(Place(url)) if servers is None else _Routed(router(servers))
+        route = router(url)
+        self._server = _Server(Place(url)) if route is None else _Routed(route)
         self.calls = self._server.calls
 
     async def call(self, *command: Any) -> Any:

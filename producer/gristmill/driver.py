@@ -13,9 +13,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from gristmill import scripts, urls
+from gristmill.cluster import ClusterRouter
 from gristmill.core import BLOCK_S
 from gristmill.errors import BrokerUnavailable, InvalidRequestError
-from gristmill.routing import DEMOTED, ERRORS, SOCKET_TIMEOUT_S, Args, Place, Router, router
+from gristmill.routing import ERRORS, SOCKET_TIMEOUT_S, Args, Place, Router
+from gristmill.sentinel import DEMOTED, SentinelRouter
 
 __all__ = ["ERRORS", "SOCKET_TIMEOUT_S", "Connections", "open_pool", "translate"]
 
@@ -81,12 +83,16 @@ def open_pool(kind: type[P], url: str, *, timeout_s: float = SOCKET_TIMEOUT_S, *
     return pool
 
 
-def read_url(url: str) -> urls.Servers | None:
-    """As :func:`gristmill.urls.parse`, with the options checked too."""
+def router(url: str) -> Router | None:
+    """Return what finds the server where a URL names several, None for one server.
+
+    Raises InvalidRequestError for a URL that is none.
+    """
     servers = urls.parse(url)
-    if servers is not None:
-        open_pool(ConnectionPool, servers.node_url(servers.nodes[0]))
-    return servers
+    if servers is None:
+        return None
+    open_pool(ConnectionPool, servers.node_url(servers.nodes[0]))  # nothing connects: it checks the options
+    return SentinelRouter(servers) if servers.service else ClusterRouter(servers)
 
 
 class Connections:
@@ -103,8 +109,8 @@ class Connections:
     """Send commands together and return their replies, or raise the first error among these."""
 
     def __init__(self, url: str) -> None:
-        servers = read_url(url)
-        self._server = _Server(Place(url)) if servers is None else _Routed(router(servers))
+        route = router(url)
+        self._server = _Server(Place(url)) if route is None else _Routed(route)
         self.calls = self._server.calls
 
     def call(self, *command: Any) -> Any:
