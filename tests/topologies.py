@@ -207,6 +207,7 @@ class Cluster(Servers):
         super().__init__(program, folder, 4)
         self.nodes, self.replica = self.ports[:3], self.ports[3]
         self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.nodes)
+        self.queues = [self.queue_on(i) for i in range(3)]
 
     def start(self) -> None:
         for port in self.ports:
@@ -235,13 +236,10 @@ class Cluster(Servers):
     def id_of(self, port: int) -> Any:
         return self.ask(port, "CLUSTER", "MYID")
 
-    def queue_on(self, number: int, name: str) -> str:
+    def queue_on(self, number: int) -> str:
         """Return the name of a queue whose keys are on the node with ``number``."""
-        return next(
-            queue
-            for i in range(1000)
-            if slot_of(queue := f"{name}-{i}") * 3 // 16384 == number and slot_of(queue) not in {5461, 10922}
-        )
+        first, last = number * 16384 // 3, (number + 1) * 16384 // 3
+        return next(name for i in range(1000) if first <= slot_of(name := f"mill-{i}") < last)
 
     def owner(self, slot: int, asked: int) -> int:
         """Return the port of the node that has ``slot``, as the node ``asked`` knows."""
@@ -251,6 +249,11 @@ class Cluster(Servers):
                 if first <= slot <= last:
                     return int(primary[1])
         raise AssertionError(slot)
+
+    def errors(self, code: str) -> int:
+        """Return how often the nodes have replied with an error's code."""
+        stats: list[dict[str, Any]] = [self.at(port).info("errorstats") for port in self.processes]
+        return sum(int(each.get(f"errorstat_{code}", {"count": 0})["count"]) for each in stats)
 
     def migrate(self, slot: int, source: int, target: int, *, pause_s: float = 0.0) -> None:
         """Move a slot with its keys while it is in use; ``pause_s`` passes between two keys."""
