@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from conftest import PROGRAMS, Workers, wait_until
+from conftest import Workers, wait_until
 from gristmill import Client, keys
+from gristmill.embedded import find_redis_server
 from gristmill.errors import BrokerUnavailable, ExitCode
 from test_cli import gristmill
 from topologies import Cluster, slot_of
@@ -21,7 +22,7 @@ from traffic import Traffic
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(PROGRAMS[0], tmp_path_factory.mktemp("cluster")) as nodes:
+    with Cluster(find_redis_server(), tmp_path_factory.mktemp("cluster")) as nodes:
         for port in nodes.ports:
             nodes.add_users(port, *nodes.queues)
         yield nodes
@@ -77,11 +78,12 @@ def test_each_queue_is_on_the_node_of_its_slot_and_every_command_finds_it(
     cluster.at(node).xadd(keys.dead(queue), letter)
     assert json.loads(gristmill("dead", "ls", queue, "--json", url=one_node).stdout)["id"] == "late"
     assert gristmill("dead", "retry", queue, "--all", url=one_node).stdout == b"late\tqueued\n"
-    assert gristmill("result", queue, "late", url=one_node).returncode == ExitCode.OK
-    cluster.at(node).xadd(keys.dead(queue), letter)
-    assert gristmill("dead", "purge", queue, "--older-than", "0", url=one_node).stdout == b"1\n"
-    for command in ("pause", "resume"):
-        assert gristmill("queue", command, queue, url=one_node).returncode == ExitCode.OK
+    assert gristmill("queue", "limit", queue, "5000", url=one_node).returncode == ExitCode.OK
+    with Client(one_node) as client:
+        assert client.result("late", queue=queue).ok
+        cluster.at(node).xadd(keys.dead(queue), letter)
+        assert client.purge_dead(queue, older_than_s=0) == 1
+        assert client.depth(queue).max_length == 5000
 
 
 def test_a_slot_moves_while_its_requests_are_answered(cluster: Cluster, workers: list[Workers]) -> None:

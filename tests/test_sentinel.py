@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import PROGRAMS, Workers, wait_until
+from conftest import Workers, carried_redis_server, wait_until
 from gristmill import Client
 from gristmill.errors import BrokerUnavailable, ExitCode
 from gristmill.sentinel import GLANCE_S
@@ -23,7 +23,7 @@ QUEUE = "topics"  # that the users of the example have rights to
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with Watched(PROGRAMS[0], tmp_path_factory.mktemp("watched")) as servers:
+    with Watched(carried_redis_server(), tmp_path_factory.mktemp("watched")) as servers:
         yield servers
 
 

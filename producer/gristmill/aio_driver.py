@@ -94,10 +94,11 @@ class _Server:
 
     async def hang_up(self) -> None:
         """Close the connections that nobody uses: the server failed."""
-        idle, self._idle = self._idle, []
-        for connection, _ in idle:
-            await connection.disconnect(nowait=True)
-        self._idle += idle
+        closed = []
+        while self._idle:
+            closed.append(self._idle.pop())
+            await closed[-1][0].disconnect(nowait=True)
+        self._idle += closed
 
     async def close(self) -> None:
         for connection in self._all:

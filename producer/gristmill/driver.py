@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -173,10 +174,13 @@ class _Server:
 
     def hang_up(self) -> None:
         """Close the connections that nobody uses: the server failed."""
-        idle, self._idle = self._idle, []
-        for connection, _ in idle:
-            connection.disconnect()
-        self._idle += idle
+        closed = []
+        with suppress(IndexError):  # one by one: other threads take and give back meanwhile
+            while True:
+                connection, since = self._idle.pop()
+                connection.disconnect()
+                closed.append((connection, since))
+        self._idle += closed
 
     def close(self) -> None:
         self._pool.disconnect()
