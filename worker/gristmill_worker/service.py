@@ -30,6 +30,7 @@ from gristmill_worker.telemetry import configure_logging, logger
 from gristmill_worker.topology.bind import bind
 from gristmill_worker.topology.facts import read_facts
 from gristmill_worker.topology.plan import core_set_of
+from gristmill_worker.tracing import watchers
 from gristmill_worker.vitals import Snapshot, Vitals
 from gristmill_worker.watchdog import TimedEngine
 
@@ -80,6 +81,7 @@ def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None)
     limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
     judge = Judge(name, manifest.id, **limits)
     loop = Loop(source, engine, task, batch, sizing, judge, vitals, stop.event)
+    loop.on_ran = watchers(os.environ, name, settings.queue, manifest.id, shown)
     vitals.about = _about(name, settings, manifest, engine)
     pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)
     ready(vitals.snapshot)
