@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,7 +13,7 @@ import gristmill
 from gristmill import console
 from gristmill_worker.bench.cli import bench
 from gristmill_worker.models.cli import model
-from gristmill_worker.options import cpu_list, variant_options
+from gristmill_worker.options import Command, cpu_list, variant_options
 from gristmill_worker.tune.cli import tune
 
 
@@ -22,19 +23,30 @@ def cli() -> None:
     """Serve a queue with a model on this machine's CPUs; make model directories."""
 
 
+def _settings_options(command: Command) -> Command:
+    """Add what every serving command takes: a file of settings, and flags for the most used."""
+    for option in (
+        click.option("--log-level", help="debug, info, warning or error."),
+        click.option("--lease-s", type=console.Finite(min=1), help="Silence after which others take over."),
+        click.option("--cores", callback=cpu_list, metavar="LIST", help="CPUs to run on, e.g. 0,2-3."),
+        click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine."),
+        variant_options,
+        click.option("--name", help="Worker name, unique among all workers of the queue."),
+        click.option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL."),
+        click.option("--model", type=click.Path(path_type=Path), help="Model directory."),
+        click.option("--queue", help="Queue to serve."),
+        click.argument(
+            "config",
+            required=False,
+            type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path),
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @cli.command()
-@click.argument(
-    "config", required=False, type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
-)
-@click.option("--queue", help="Queue to serve.")
-@click.option("--model", type=click.Path(path_type=Path), help="Model directory.")
-@click.option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
-@click.option("--name", help="Worker name, unique among all workers of the queue.")
-@variant_options
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine.")
-@click.option("--cores", callback=cpu_list, metavar="LIST", help="CPUs to run on, e.g. 0,2-3.")
-@click.option("--lease-s", type=console.Finite(min=1), help="Silence after which others take over.")
-@click.option("--log-level", help="debug, info, warning or error.")
+@_settings_options
 def run(config: Path | None, **flags: Any) -> int:
     """Serve one queue with one model in this process.
 
@@ -50,6 +62,35 @@ def run(config: Path | None, **flags: Any) -> int:
         from gristmill_worker.service import serve
         from gristmill_worker.settings import load_settings
     return serve(load_settings(config, os.environ, flags))
+
+
+@cli.command()
+@_settings_options
+@click.option(
+    "--allow-pickle", is_flag=True, help="Read pickled jobs too: whoever can enqueue runs code here."
+)
+@click.option("--with-scheduler", is_flag=True, help="Bring back scheduled jobs, as 'rq worker' does.")
+@click.option("--path", default=".", show_default=True, help="Where the jobs' callbacks are imported from.")
+def rq(config: Path | None, *, allow_pickle: bool, with_scheduler: bool, path: str, **flags: Any) -> int:
+    """Serve a queue of RQ jobs of gristmill.rq_jobs.score with one model, in batches.
+
+    Jobs come from plain RQ clients, and end as RQ's own workers would end them. Settings, signals and exit
+    codes are those of 'run'.
+
+    \b
+    Example:
+      gristmill-worker rq --queue sentiment --model models/topics
+    """
+    with console.needs_extra("worker"):
+        from gristmill_worker.service import serve
+        from gristmill_worker.settings import load_settings
+    with console.needs_extra("rq"):
+        from gristmill_worker.sources.rq.source import open_source
+    sys.path.append(path)
+    return serve(
+        load_settings(config, os.environ, flags),
+        open_source(allow_pickle=allow_pickle, scheduler=with_scheduler),
+    )
 
 
 cli.add_command(model)

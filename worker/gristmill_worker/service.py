@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -22,6 +23,7 @@ from gristmill_worker.loop import Loop
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
+from gristmill_worker.sources.base import ServedSource
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
@@ -32,7 +34,16 @@ SWITCH_S: Final = 0.0005  # Python's 5 ms would let one stage hold up the others
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(settings: Settings) -> ExitCode:
+def stream_source(settings: Settings, name: str) -> ServedSource:
+    """Return the queue that the settings name, for the worker ``name``."""
+    return StreamSource(
+        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
+    )
+
+
+def serve(
+    settings: Settings, open_source: Callable[[Settings, str], ServedSource] = stream_source
+) -> ExitCode:
     """Serve the queue until a signal: the first drains, a second ends the process at once.
 
     Raises InputFileError for a model or setting that cannot be used, BrokerUnavailable for a refused login.
@@ -61,9 +72,7 @@ def serve(settings: Settings) -> ExitCode:
         costs="measured" if sizing.measured else "by formula: 'gristmill-worker tune' measures this CPU",
         seconds=round(time.perf_counter() - started, 2),
     )
-    source = StreamSource(
-        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
-    )
+    source = open_source(settings, name)
     limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
     judge = Judge(name, manifest.id, **limits)
     loop = Loop(source, engine, task, settings.batch, sizing, judge, stop.event)
