@@ -13,7 +13,7 @@
 --       5, 6  the time: in RQ's format, in Unix seconds
 --       7     seconds until RQ counts them as abandoned, if they are not renewed
 --       8     prefixes of the keys of a job, 9 of an execution, 10 of a job's executions
---       11... fields of the jobs to return
+--       11... fields of the jobs to return, the first of which each job has
 -- Returns { 1 } if RQ's workers are suspended; else 0, and per job: ID, execution, deliveries with this one,
 -- the fields. A job that was delivered before comes alone. Jobs that are gone or cancelled are left out.
 
@@ -28,8 +28,8 @@ for i = 1, tonumber(ARGV[1]) do
   end
   if not id then break end
   local job = ARGV[8] .. id
-  local kept = redis.pcall('HMGET', job, 'status', 'gm_deliveries')
-  if not kept.err and kept[1] and kept[1] ~= 'canceled' then
+  local kept = redis.pcall('HMGET', job, 'status', 'gm_deliveries', unpack(ARGV, 11))
+  if not kept.err and kept[1] ~= 'canceled' and kept[3] then
     local before = tonumber(kept[2] or 0)
     if before > 0 and (#found > 1 or ARGV[2] == '') then
       redis.call('LPUSH', popped and KEYS[2] or KEYS[1], id)
@@ -49,7 +49,7 @@ for i = 1, tonumber(ARGV[1]) do
     redis.call('ZADD', ARGV[10] .. id, score + 60, execution)
     redis.call('EXPIRE', ARGV[10] .. id, ARGV[7] + 60)
     redis.call('SADD', KEYS[6], entry)
-    found[#found + 1] = { id, execution, before + 1, redis.call('HMGET', job, unpack(ARGV, 11)) }
+    found[#found + 1] = { id, execution, before + 1, unpack(kept, 3, #ARGV - 8) }
     if before > 0 then break end
   end
 end

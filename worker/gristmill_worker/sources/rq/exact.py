@@ -18,11 +18,13 @@ from typing import Any, Final
 
 from redis import Redis
 from rq import Queue, SimpleWorker
+from rq.defaults import DEFAULT_FAILURE_TTL
 from rq.exceptions import NoSuchJobError
 from rq.executions import Execution
 from rq.job import Job, JobStatus
+from rq.results import Result as RqResult
 from rq.timeouts import JobTimeoutException, TimerDeathPenalty
-from rq.utils import now
+from rq.utils import now, utcformat
 
 from gristmill.driver import ERRORS, Connections
 from gristmill_worker.sources.rq.names import Names
@@ -45,6 +47,7 @@ class Ending:
     error: BaseException | None = None
     final: bool = False
     called: bool = field(default=False, init=False)  # its callback
+    broken: Exception | None = field(default=None, init=False)  # what RQ's own code said of its record
 
 
 class Exact:
@@ -117,6 +120,9 @@ class Exact:
                     return
             except ERRORS as error:
                 logger().warning("redis_unavailable", error=str(error))
+            except Exception as error:  # noqa: BLE001 - a record that RQ's code cannot read
+                logger().exception("job_record_unusable", id=ending.delivery.job_id)
+                ending.broken = error
             if self._stopping_at is not None:
                 give_up = give_up or time.monotonic() + LAST_TRY_S
                 if time.monotonic() > give_up:
@@ -132,6 +138,10 @@ class Exact:
         if self._settle(delivery):
             return True  # an earlier try got through, and only its reply was lost
         execution = _execution(delivery, self._client, self._worker.name)
+        if ending.broken is not None:
+            self._bury(delivery, ending.error or ending.broken)
+            self._forget(delivery, execution)
+            return self._settle(delivery)
         try:
             job = Job.fetch(delivery.job_id, connection=self._client, serializer=delivery.serializer)
         except NoSuchJobError:
@@ -143,7 +153,7 @@ class Exact:
                 return True
             if job.get_status(refresh=True) == JobStatus.STARTED:
                 return False
-        self._forget(delivery, execution, job)
+        self._forget(delivery, execution)
         return self._settle(delivery)
 
     def _end(self, ending: Ending, job: Job, execution: Execution) -> None:
@@ -153,7 +163,7 @@ class Exact:
             serializer=ending.delivery.serializer,
             death_penalty_class=TimerDeathPenalty,
         )
-        job.ended_at = now()
+        job.started_at, job.ended_at = execution.created_at, now()
         self._worker.execution = execution
         more = {"execution": execution} if _PASSES_EXECUTION else {}
         if ending.error is None:
@@ -176,7 +186,7 @@ class Exact:
             job=job,
             queue=queue,
             started_job_registry=queue.started_job_registry,
-            exc_string="".join(traceback.format_exception_only(ending.error)),
+            exc_string=_text(ending.error),
             **more,
         )
 
@@ -194,15 +204,25 @@ class Exact:
         names = self._names
         return bool(self._redis.run("rq_settle", [names.held, names.started], [delivery.entry]))
 
-    def _forget(self, delivery: RqDelivery, execution: Execution, job: Job | None) -> None:
+    def _bury(self, delivery: RqDelivery, error: BaseException) -> None:
+        """Fail a job whose record RQ's own code cannot read."""
+        ends: dict[Any, Any] = {"status": JobStatus.FAILED.value, "ended_at": utcformat(now())}
+        result = RqResult(delivery.job_id, RqResult.Type.FAILED, self._client, exc_string=_text(error))
+        with self._client.pipeline() as pipeline:
+            pipeline.hset(self._names.job_prefix + delivery.job_id, mapping=ends)
+            pipeline.expire(self._names.job_prefix + delivery.job_id, DEFAULT_FAILURE_TTL)
+            pipeline.zadd(self._names.failed, {delivery.job_id: int(time.time()) + DEFAULT_FAILURE_TTL})
+            result.save(DEFAULT_FAILURE_TTL, pipeline=pipeline)
+            pipeline.execute()
+
+    def _forget(self, delivery: RqDelivery, execution: Execution) -> None:
         """Remove what RQ's code left of an execution whose job is finished, cancelled or deleted."""
         with self._client.pipeline() as pipeline:
             pipeline.zrem(self._names.started, delivery.entry)
             pipeline.delete(execution.key)
             pipeline.zrem(self._names.job_executions_prefix + delivery.job_id, delivery.execution)
             pipeline.srem(self._names.executions, delivery.entry)
-            if job is not None:
-                pipeline.hdel(job.key, "gm_deliveries")
+            pipeline.hdel(self._names.job_prefix + delivery.job_id, "gm_deliveries")
             pipeline.execute()
 
 
@@ -225,6 +245,10 @@ def within(call: Callable[[], None], timeout_s: float) -> BaseException | None:
     if thread.is_alive():
         return JobTimeoutException(f"the callback took more than {timeout_s} seconds")
     return errors[0] if errors else None
+
+
+def _text(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error))
 
 
 def _on_success(job: Job, value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Self
 from rq import Queue, SimpleWorker
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
-from rq.registry import FinishedJobRegistry, StartedJobRegistry
+from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
 from rq.results import Result
 from rq.suspension import WORKERS_SUSPENDED
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
@@ -22,6 +22,7 @@ class Names:
     queue: str
     started: str
     finished: str
+    failed: str
     suspended: str
     workers: str
     queue_workers: str
@@ -60,6 +61,7 @@ class Names:
             queue=queue.key,
             started=StartedJobRegistry(queue=queue).key,
             finished=FinishedJobRegistry(queue=queue).key,
+            failed=FailedJobRegistry(queue=queue).key,
             suspended=WORKERS_SUSPENDED,
             workers=REDIS_WORKER_KEYS,
             queue_workers=WORKERS_BY_QUEUE_KEY % queue.name,

@@ -18,7 +18,7 @@ from gristmill.errors import InvalidRequestError
 from gristmill.rq_jobs import SCORE, RefusedJobError, ScoreCall, read_call
 from gristmill_worker.sources.base import Delivery
 
-# What a job's record is asked for, in this order.
+# What a job's record is asked for, in this order. A job without data is none.
 FIELDS: Final = (
     "data",
     "enqueued_at",
@@ -101,7 +101,7 @@ def read(
         exact=bool(callback or webhooks or rate_limit or (_number(repeats_left) or 0) > 0 or ttl == 0),
     )
     try:
-        call = _call(delivery, _unpack(data), allow_pickle=allow_pickle)
+        call = _call(delivery, _unpack(data or b""), allow_pickle=allow_pickle)
         fields = {b"id": job_id.encode(), b"body": wire.encode_body(call.body, _NO_LIMIT)}
     except (RefusedJobError, InvalidRequestError) as error:
         return delivery, error
@@ -117,9 +117,7 @@ def read(
     return delivery, None
 
 
-def _unpack(data: bytes | None) -> bytes:
-    if data is None:
-        raise RefusedJobError("the job has no data: it was not enqueued by RQ, or deleted in part")
+def _unpack(data: bytes) -> bytes:
     try:
         return zlib.decompress(data)
     except zlib.error:  # of an old RQ

@@ -110,7 +110,7 @@ class RqSource:
         )
         found: list[Delivery] = []
         refused: list[Ending] = []
-        for job_id, execution, deliveries, values in rows:
+        for job_id, execution, deliveries, *values in rows:
             try:
                 name = job_id.decode()
             except UnicodeDecodeError:
