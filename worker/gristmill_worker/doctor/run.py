@@ -1,0 +1,26 @@
+"""All checks, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gristmill_worker.cpus import cpu_features
+from gristmill_worker.doctor.broker import check_redis
+from gristmill_worker.doctor.finding import Finding
+from gristmill_worker.doctor.machine import check_machine
+from gristmill_worker.doctor.model import check_model
+from gristmill_worker.doctor.worker import check_cores_and_threads
+from gristmill_worker.settings import Settings
+from gristmill_worker.topology.facts import read_facts
+
+
+def examine(settings: Settings, *, model: bool, redis: bool) -> Iterator[Finding]:
+    """Yield all findings; ``model`` and ``redis`` say whether the settings name one to look at."""
+    facts = read_facts()
+    features = cpu_features()
+    yield from check_machine(facts, features)
+    yield from check_cores_and_threads(settings, facts)
+    if model:
+        yield from check_model(settings, facts, features)
+    if redis:
+        yield from check_redis(settings.redis)
