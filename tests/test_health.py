@@ -158,16 +158,22 @@ def test_a_machines_workers_are_shown_together(
     assert fetch(address, "/healthz")[0] == 200  # while it loads
     wait_until(lambda: fetch(address, "/readyz")[0] == 200)
     assert client.score(queue, "bread")
+    wait_until(lambda: '"machine_ready"' in workers.log().read_text("utf-8"))
+    wait_until(lambda: ask(address, "/readyz")[1]["ok"])
     count = ask(address, "/healthz")[1]["workers"]
     assert count == len(client.workers(queue)) > 0
     wait_until(lambda: sum(settled(metrics_of(address))) == 1)
     assert len(settled(metrics_of(address))) == count
     victim = int(client.workers(queue)[0]["pid"])
     os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: any(int(each["pid"]) != victim for each in client.workers(queue)))
+    wait_until(lambda: str(victim) not in shown_pids(address) and len(shown_pids(address)) == count)
     wait_until(lambda: fetch(address, "/readyz")[0] == 200)
     machine.terminate()
     assert machine.wait(60) == 0
+
+
+def shown_pids(address: str) -> list[str]:
+    return re.findall(r'gristmill_worker_info\{.*pid="(\d+)"', metrics_of(address))
 
 
 def settled(text: str) -> list[float]:
