@@ -23,7 +23,7 @@ from gristmill_worker.doctor import broker, machine, report
 from gristmill_worker.doctor.finding import Finding, Level, worst
 from gristmill_worker.doctor.machine import check_machine
 from gristmill_worker.doctor.model import check_model
-from gristmill_worker.doctor.worker import check_cores_and_threads
+from gristmill_worker.doctor.worker import check_workers
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.settings import Settings
 from gristmill_worker.topology.facts import Facts, read_facts
@@ -159,37 +159,43 @@ class TestMachine:
         assert machine.check_features(features, "aarch64").level is Level.NOTE
 
 
-class TestCoresAndThreads:
+class TestWorkers:
     @pytest.mark.parametrize(
         ("given", "level", "found", "fix"),
         [
-            ({"cores": [0, 2], "threads": 2}, Level.OK, "2 on CPUs: 0,2", ""),
-            ({}, Level.OK, "1 on CPUs: all that there are", ""),
+            ({}, Level.OK, "40 of 1 thread(s), on CPUs 0-39", ""),
+            (
+                {"cores": [0, 2, 40], "workers": 1, "threads": 2},
+                Level.OK,
+                "1 of 2 thread(s), on CPUs 0,2",
+                "",
+            ),
             ({"cores": [0, 99]}, Level.PROBLEM, "may not use CPUs 99", "choose among 0-79"),
-            ({"cores": [0, 1]}, Level.WARNING, "several NUMA nodes", "topology"),
-            ({"cores": [0, 40]}, Level.WARNING, "only 1 physical core", "cores: 0:"),
-            ({"cores": [0], "threads": 2}, Level.WARNING, "2 on 1 physical core", "threads: 1"),
+            ({"cores": [0, 1], "threads": 2}, Level.PROBLEM, "no worker of 2 cores fits", "topology"),
+            ({"cores": [0, 40], "workers": 2}, Level.PROBLEM, "at most 1 worker(s) of 1", "topology"),
         ],
     )
-    def test_a_choice_that_does_not_fit_the_cores_is_found(
+    def test_what_does_not_fit_the_cores_is_found(
         self, tmp_path: Path, given: dict[str, Any], level: Level, found: str, fix: str
     ) -> None:
         facts = read_facts(tmp_path, machines.xeon_2_sockets(tmp_path).cpus)
-        (finding,) = check_cores_and_threads(settings(**given), facts)
+        finding, core_sets = check_workers(settings(**given), facts)
         assert finding.level is level
+        assert bool(core_sets) is (level is Level.OK)
         assert found in finding.found
         assert fix in finding.fix
 
     def test_more_threads_than_the_limit_are_found(self, tmp_path: Path) -> None:
         facts = read_facts(tmp_path, machines.container(tmp_path).cpus)
-        (finding,) = check_cores_and_threads(settings(threads=2), facts)
-        assert (finding.level, finding.fix[:11]) == (Level.WARNING, "threads: 1,")
-        assert "limit is 1.5 CPUs" in finding.found
+        finding, _ = check_workers(settings(threads=2), facts)
+        assert finding.level is Level.PROBLEM
+        assert "its limit is 1.5 CPUs" in finding.found
 
-    def test_both_kinds_of_cores_in_one_worker_are_found(self, tmp_path: Path) -> None:
+    def test_workers_on_efficiency_cores_beside_fast_ones_are_found(self, tmp_path: Path) -> None:
         facts = read_facts(tmp_path, machines.laptop(tmp_path).cpus)
-        (finding,) = check_cores_and_threads(settings(cores=[0, 12], threads=2), facts)
-        assert "performance and efficiency cores" in finding.found
+        assert check_workers(settings(workers=6), facts)[0].level is Level.OK
+        finding, _ = check_workers(settings(workers=7), facts)
+        assert (finding.level, finding.found[-32:]) == (Level.WARNING, "some of them on efficiency cores")
 
 
 class TestModel:
@@ -247,7 +253,7 @@ class TestModel:
         facts = read_facts(tmp_path, machines.container(tmp_path, cpu_max="max 100000").cpus)
         limits = replace(facts.limits, memory_bytes=limit_mb << 20)
         facts = replace(facts, limits=limits, memory_bytes=1 << 40)
-        findings = list(check_model(settings(tiny_classifier), facts, VNNI))
+        findings = list(check_model(settings(tiny_classifier), facts, VNNI, workers=8))
         assert only(findings, "memory").level is level
 
 
@@ -352,7 +358,7 @@ class TestCommand:
         assert done.returncode == ExitCode.OK, done.stdout + done.stderr
         shown = json.loads(done.stdout)
         checks = [finding["check"] for finding in shown["findings"]]
-        for name in ("CPU features", "cores", "threads", "model files", "engine", "Redis version", "clock"):
+        for name in ("CPU features", "cores", "workers", "model files", "engine", "Redis version", "clock"):
             assert name in checks
         assert shown["worst"] in ("note", "warning")
 
@@ -360,12 +366,14 @@ class TestCommand:
         self, own_redis: Server, tiny_classifier: Path, tmp_path: Path
     ) -> None:
         config = tmp_path / "c.yaml"
-        config.write_text(f"{{queue: q, model: {tiny_classifier}, redis: '{own_redis.url}', threads: 64}}")
+        config.write_text(f"{{queue: q, model: {tiny_classifier}, redis: '{own_redis.url}'}}")
+        with Redis.from_url(own_redis.url) as redis:
+            redis.config_set("appendfsync", "no")
         lenient, strict = doctor(config), doctor(config, "--strict")
         assert (lenient.returncode, strict.returncode) == (ExitCode.OK, ExitCode.FAILURE)
         lines = [line.split("\t") for line in lenient.stdout.splitlines()[:-1]]
         assert {len(line) for line in lines} == {4}
-        assert any(line[:2] == ["warning", "threads"] for line in lines)
+        assert any(line[:2] == ["warning", "persistence"] for line in lines)
         assert lenient.stdout.splitlines()[-1].startswith("problem: 0, warning: ")
         own_redis.stop()
         assert doctor(config).returncode == ExitCode.FAILURE

@@ -393,6 +393,6 @@ class TestCommand:
             "NUMA node 0  CPUs 0-19, 32.0 GiB",
             "512 of 2 MiB set aside (0 free)",
             "plan         2 worker(s) of 1 thread(s)",
-            "worker 1   CPUs 2 on node 0: --cores 2 --threads 1",
+            "worker 1   CPUs 2 on node 0: serve --cores 2 --threads 1",
         ):
             assert line in text

@@ -9,7 +9,7 @@ from gristmill_worker.doctor.broker import check_redis
 from gristmill_worker.doctor.finding import Finding
 from gristmill_worker.doctor.machine import check_machine
 from gristmill_worker.doctor.model import check_model
-from gristmill_worker.doctor.worker import check_cores_and_threads
+from gristmill_worker.doctor.worker import check_workers
 from gristmill_worker.settings import Settings
 from gristmill_worker.topology.facts import read_facts
 
@@ -19,8 +19,10 @@ def examine(settings: Settings, *, model: bool, redis: bool) -> Iterator[Finding
     facts = read_facts()
     features = cpu_features()
     yield from check_machine(facts, features)
-    yield from check_cores_and_threads(settings, facts)
+    finding, core_sets = check_workers(settings, facts)
+    yield finding
     if model:
-        yield from check_model(settings, facts, features)
+        threads = core_sets[0].threads if core_sets else settings.threads
+        yield from check_model(settings, facts, features, workers=len(core_sets), threads=threads)
     if redis:
         yield from check_redis(settings.redis)

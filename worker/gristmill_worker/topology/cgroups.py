@@ -54,6 +54,23 @@ def read_limits(root: Path) -> Limits:
     )
 
 
+def memory_left_bytes(root: Path) -> int | None:
+    """Return what the tightest memory limit leaves, caches that can be dropped included; None: no limit."""
+    left = []
+    for group in _groups(root, "memory"):
+        for limit_name, used_name, cache in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, used = read_int(group / limit_name), read_int(group / used_name)
+            if limit is not None and used is not None and limit < _NO_LIMIT:
+                stat = dict(
+                    line.split(" ", 1) for line in (read_line(group / "memory.stat") or "").splitlines()
+                )
+                left.append(limit - used + int(stat.get(cache, 0)))
+    return min(left, default=None)
+
+
 def _quota(group: Path) -> tuple[float, Path] | None:
     """Return the group's limit in CPUs, and the file that says so."""
     file = group / "cpu.max"
