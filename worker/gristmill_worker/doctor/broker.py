@@ -143,12 +143,16 @@ def _check_clock(redis: Connections) -> Iterator[Finding]:
     before = time.time()
     try:
         seconds, microseconds = redis.call("TIME")
+        theirs = int(seconds) + int(microseconds) / 1e6
     except ERRORS as error:
         if not translate(error, "").denied:
             raise
-        yield Finding("clock", Level.NOTE, "Redis's clock is not to be seen: this user may not call TIME")
-        return
-    yield check_skew(int(seconds) + int(microseconds) / 1e6 - (before + time.time()) / 2)
+        told = (info(redis, "server") or {}).get("server_time_usec", "")
+        if not told.isdigit():
+            yield Finding("clock", Level.NOTE, "not to be seen: this user may call neither TIME nor INFO")
+            return
+        theirs = int(told) / 1e6
+    yield check_skew(theirs - (before + time.time()) / 2)
 
 
 def check_skew(ahead_s: float) -> Finding:
