@@ -336,6 +336,23 @@ class TestHere:
         if policy == "bind" or len(facts.nodes) > 1:  # of a single node, "preferred" says nothing
             assert largest[0].split()[1] == {"bind": f"bind:{node}", "preferred": f"prefer:{node}"}[policy]
 
+    def test_what_was_taken_before_moves_to_the_node_of_the_policy(self) -> None:
+        facts = read_facts()
+        if not facts.nodes:
+            pytest.skip("this kernel knows of no NUMA nodes")
+        cpu, first, last = facts.cpus[0].number, facts.nodes[0].number, facts.nodes[-1].number
+        done = in_a_process(
+            f"bind(CoreSet(({cpu},), {first}, 1), 'bind')\n"
+            "taken = bytearray(b'x') * (64 << 20)\n"
+            f"bind(CoreSet(({cpu},), {last}, 1), 'bind')\n"
+            "print(Path('/proc/self/numa_maps').read_text())\n"
+        )
+        assert done.returncode == 0, done.stderr
+        if "memory_policy_not_set" in done.stdout:
+            pytest.skip("this kernel or container knows no memory policies")
+        pages = [int(found) for found in re.findall(rf" anon=.* N{last}=(\d+)", done.stdout)]
+        assert max(pages) * os.sysconf("SC_PAGE_SIZE") >= 64 << 20
+
     def test_a_node_that_is_not_there_is_a_warning(self) -> None:
         done = in_a_process(
             "cpus = tuple(os.sched_getaffinity(0))\n"
