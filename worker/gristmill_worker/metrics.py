@@ -30,7 +30,10 @@ _COUNTERS: Final = {  # counter -> its name and help; any other is shown under i
 _NOT_SHOWN: Final = {"requests", "errors"}  # gristmill_results_total has them by status
 _HISTOGRAMS: Final = {
     "request_s": ("request_seconds", "From a request's arrival in the queue until its result was stored."),
-    "queued_s": ("queued_seconds", "From a request's arrival in the queue until its batch started."),
+    "queued_s": (
+        "queued_seconds",
+        "From a request's arrival in the queue until its batch started, less encoding.",
+    ),
     "batch_s": ("batch_seconds", "Time of the engine for a batch."),
     "batch_requests": ("batch_requests", "Requests in a batch."),
 }

@@ -24,12 +24,14 @@ from gristmill_worker.loop import Loop
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
+from gristmill_worker.sources.base import ServedSource
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
 from gristmill_worker.topology.bind import bind
 from gristmill_worker.topology.facts import read_facts
 from gristmill_worker.topology.plan import core_set_of
+from gristmill_worker.tracing import watchers
 from gristmill_worker.vitals import Snapshot, Vitals
 from gristmill_worker.watchdog import TimedEngine
 
@@ -40,7 +42,18 @@ SWITCH_S: Final = 0.0005  # Python's 5 ms would let one stage hold up the others
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None) -> ExitCode:
+def stream_source(settings: Settings, name: str) -> ServedSource:
+    """Return the queue that the settings name, for the worker ``name``."""
+    return StreamSource(
+        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
+    )
+
+
+def serve(
+    settings: Settings,
+    open_source: Callable[[Settings, str], ServedSource] = stream_source,
+    ready: Callable[[Provide], None] = lambda _: None,
+) -> ExitCode:
     """Serve the queue until a signal: the first drains, a second ends the process at once.
 
     ``ready`` is called when the engine is warm, with a function that tells what the worker did so far;
@@ -74,12 +87,11 @@ def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None)
         costs="measured" if sizing.measured else "by formula: 'gristmill-worker tune' measures this CPU",
         seconds=round(time.perf_counter() - started, 2),
     )
-    source = StreamSource(
-        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
-    )
+    source = open_source(settings, name)
     limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
     judge = Judge(name, manifest.id, **limits)
     loop = Loop(source, engine, task, batch, sizing, judge, vitals, stop.event)
+    loop.on_ran = watchers(os.environ, name, settings.queue, manifest.id, shown)
     vitals.about = _about(name, settings, manifest, engine)
     pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)
     ready(vitals.snapshot)

@@ -29,7 +29,7 @@ _RUN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 _REQUESTS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 BOUNDS: Final[Mapping[str, Sequence[float]]] = {  # histogram -> upper bounds of its buckets but the last
     "request_s": _LATENCY_S,  # from arrival in the queue until the result was stored
-    "queued_s": _LATENCY_S,  # from arrival until its batch started
+    "queued_s": _LATENCY_S,  # from arrival until its batch started, less encode
     "batch_s": _RUN_S,  # of the engine, for a batch
     "batch_requests": _REQUESTS,
 }
@@ -100,26 +100,25 @@ class Vitals:
             self._batch_at = None
             self.move()
 
-    def ran(self, run: BatchRun, enqueued_ms: Sequence[int]) -> None:
-        """Count a batch by its requests' arrival."""
-        started_ms = run.started_ms
-        queued = [max(started_ms - each, 0.0) / 1000 for each in enqueued_ms]
+    def ran(self, run: BatchRun) -> None:
+        """Count a batch."""
         with self._lock:
             self._add("batch_s", [run.run_ms / 1000])
             self._add("batch_requests", [run.size])
-            self._add("queued_s", queued)
 
     def finished(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes that are stored now."""
         now_ms = time.time() * 1000
-        latencies = [max(now_ms - each.delivery.enqueued_ms, 0.0) / 1000 for each in outcomes]
-        statuses = [
-            DEAD if each.reason or each.result is None else str(each.result.status) for each in outcomes
-        ]
+        results = [outcome.result for outcome in outcomes if outcome.result and not outcome.reason]
+        statuses = [result.status for result in results]
+        queued = [result.timing_ms["queued"] / 1000 for result in results if "queued" in result.timing_ms]
+        latencies = [(now_ms - outcome.delivery.enqueued_ms) / 1000 for outcome in outcomes]
         with self._lock:
             self._add("request_s", latencies)
-            for status in set(statuses):
+            self._add("queued_s", queued)
+            for status in {*statuses}:
                 self._results[status] = self._results.get(status, 0) + statuses.count(status)
+            self._results[DEAD] = self._results.get(DEAD, 0) + len(outcomes) - len(results)
         self.move()
 
     def snapshot(self) -> Snapshot:
@@ -156,7 +155,7 @@ class Vitals:
         bounds, counts = BOUNDS[name], self._counts[name]
         for value in values:
             counts[bisect_left(bounds, value)] += 1
-        self._sums[name] += sum(values)
+        self._sums[name] += max(sum(values), 0.0)  # two machines' clocks may say that time went backwards
 
 
 def trouble(snapshot: Snapshot, now: float) -> str:

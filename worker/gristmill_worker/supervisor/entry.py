@@ -73,7 +73,7 @@ def main() -> int:
     if settings.name:
         settings = settings.model_copy(update={"name": f"{settings.name}-{os.getpid()}"})
     try:
-        return serve(settings, Reporter(channel, settings).ready)
+        return serve(settings, ready=Reporter(channel, settings).ready)
     except GristmillError as error:
         channel.send(failed=str(error))
         return error.exit_code

@@ -58,6 +58,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
         self._stops = 0  # signals to stop
+        self._complete = False  # every worker has served once
 
     def run(self) -> ExitCode:
         """Run until a signal: the first lets all workers finish what they have, a second ends them at once.
@@ -92,6 +93,9 @@ class Supervisor:
             team.reconcile()
             if team.is_over():
                 del self._teams[queue]
+        if not self._complete and all(team.is_complete() for team in self._teams.values()):
+            self._complete = True
+            logger().info("machine_ready", workers=sum(1 for _ in self._children()), queues=list(self._teams))
         self._snapshots = [each for team in self._teams.values() for each in team.snapshots()]
 
     def _wind_up(self) -> bool:

@@ -115,6 +115,10 @@ class Team:
         serving = [slot.current for slot in self._slots if slot.current is not None]
         return [child.snapshot for child in serving if child.snapshot is not None]
 
+    def is_complete(self) -> bool:
+        """Say whether a worker serves on every core set."""
+        return all(slot.current is not None for slot in self._slots)
+
     def reconcile(self) -> None:
         """Take note of what ended; start, promote and end processes. Raises CannotStartError."""
         self._bury()
