@@ -18,6 +18,7 @@ from rich.console import Console
 import machines
 from conftest import Server, carried_redis_server, wait_until
 from damaged import copy_with_forms
+from gristmill.embedded import find_redis_server
 from gristmill.errors import ExitCode, InvalidRequestError
 from gristmill_worker.doctor import broker, machine, report
 from gristmill_worker.doctor.finding import Finding, Level, worst
@@ -27,6 +28,7 @@ from gristmill_worker.doctor.worker import check_workers
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.settings import Settings
 from gristmill_worker.topology.facts import Facts, read_facts
+from topologies import Cluster, Watched
 
 VNNI = frozenset({"avx2", "avx512f", "avx512_vnni"})
 OLD = frozenset({"avx2"})
@@ -322,6 +324,40 @@ class TestRedis:
         (finding,) = broker.check_redis(own_redis.url)
         assert (finding.check, finding.level) == ("Redis", Level.PROBLEM)
         assert "is not available" in finding.found
+
+    def test_every_primary_of_a_cluster_is_looked_at(self, tmp_path: Path) -> None:
+        with Cluster(find_redis_server(), tmp_path) as cluster:
+            for port in cluster.ports:
+                cluster.add_users(port)
+            findings = list(broker.check_redis(cluster.url_of("worker")))
+            kept = [finding for finding in findings if finding.check == "persistence"]
+            assert sorted(finding.found.partition(": ")[0] for finding in kept) == sorted(
+                f"127.0.0.1:{port}" for port in cluster.nodes
+            )
+            assert {finding.level for finding in kept} == {Level.WARNING}
+            assert worst(findings) is Level.WARNING, findings
+            alone = list(broker.check_redis(f"redis://127.0.0.1:{cluster.nodes[0]}"))
+            assert only(alone, "cluster").level is Level.PROBLEM
+            assert "redis+cluster://" in only(alone, "cluster").fix
+            cluster.ask(cluster.nodes[0], "CLUSTER", "DELSLOTS", 5)
+            cluster.kill(cluster.nodes[1])
+            findings = list(broker.check_redis(f"redis+cluster://127.0.0.1:{cluster.nodes[0]}"))
+            assert "no node serves 1 of 16384 slots" in findings[0].found
+            away = only(findings, "Redis")
+            assert (away.level, away.found.partition(": ")[0]) == (
+                Level.PROBLEM,
+                f"127.0.0.1:{cluster.nodes[1]}",
+            )
+
+    def test_the_primary_that_sentinels_name_is_looked_at(self, tmp_path: Path) -> None:
+        with Watched(find_redis_server(), tmp_path) as watched:
+            findings = list(broker.check_redis(watched.url))
+            assert worst(findings) is Level.WARNING  # of persistence
+            assert not any(finding.check == "role" for finding in findings)
+            watched.kill(watched.data[1])
+            primary = watched.at(watched.data[0])
+            wait_until(lambda: primary.info("replication")["connected_slaves"] == 0)
+            assert only(list(broker.check_redis(watched.url)), "role").found == "a primary without replicas"
 
     def test_a_url_that_is_none_is_refused(self) -> None:
         with pytest.raises(InvalidRequestError):
