@@ -364,6 +364,29 @@ class TestHere:
         assert done.stdout.count("memory_policy_not_set") == 2
         assert "Invalid argument" in done.stdout
 
+    def test_a_container_that_refuses_memory_policies_is_a_warning(self) -> None:
+        done = in_a_process(
+            # What containers do: a filter that answers EPERM to the call. See seccomp(2) for the numbers.
+            "import ctypes, struct\n"
+            "from gristmill_worker.topology import memory\n"
+            "number = memory._numbers()[0]\n"
+            "refuse, allow = (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7fff0000)\n"
+            "lines = ((0x20, 0, 0, 0), (0x15, 0, 1, number), refuse, allow)\n"
+            "program = b''.join(struct.pack('HBBI', *line) for line in lines)\n"
+            "kept = ctypes.create_string_buffer(program)\n"
+            "head = struct.pack('HL', len(lines), ctypes.addressof(kept))\n"
+            "prctl = ctypes.CDLL(None, use_errno=True).prctl\n"
+            "assert prctl(38, ctypes.c_ulong(1), 0, 0, 0) == 0\n"
+            "assert prctl(22, ctypes.c_ulong(2), head, 0, 0) == 0\n"
+            "cpu = max(os.sched_getaffinity(0))\n"
+            "bind(CoreSet((cpu,), 0, 1), 'bind')\n"
+            "assert os.sched_getaffinity(0) == {cpu}\n"
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("memory_policy_not_set") == 1
+        assert "Operation not permitted" in done.stdout
+        assert "SYS_NICE" in done.stdout
+
     def test_cores_that_are_not_there_end_a_worker_with_what_there_is(
         self, workers: Workers, tiny_classifier: Path
     ) -> None:
