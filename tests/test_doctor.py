@@ -23,8 +23,9 @@ from gristmill.errors import ExitCode, InvalidRequestError
 from gristmill_worker.doctor import broker, machine, report
 from gristmill_worker.doctor.finding import Finding, Level, worst
 from gristmill_worker.doctor.machine import check_machine
-from gristmill_worker.doctor.model import check_model
+from gristmill_worker.doctor.model import check_licences, check_model
 from gristmill_worker.doctor.worker import check_workers
+from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.settings import Settings
 from gristmill_worker.topology.facts import Facts, read_facts
@@ -181,7 +182,7 @@ class TestWorkers:
         self, tmp_path: Path, given: dict[str, Any], level: Level, found: str, fix: str
     ) -> None:
         facts = read_facts(tmp_path, machines.xeon_2_sockets(tmp_path).cpus)
-        finding, core_sets = check_workers(settings(**given), facts)
+        [finding], [core_sets] = check_workers([settings(**given)], facts)
         assert finding.level is level
         assert bool(core_sets) is (level is Level.OK)
         assert found in finding.found
@@ -189,14 +190,26 @@ class TestWorkers:
 
     def test_more_threads_than_the_limit_are_found(self, tmp_path: Path) -> None:
         facts = read_facts(tmp_path, machines.container(tmp_path).cpus)
-        finding, _ = check_workers(settings(threads=2), facts)
+        [finding], _ = check_workers([settings(threads=2)], facts)
         assert finding.level is Level.PROBLEM
         assert "its limit is 1.5 CPUs" in finding.found
 
+    def test_configurations_divide_the_cores_as_run_does(self, tmp_path: Path) -> None:
+        facts = read_facts(tmp_path, machines.laptop(tmp_path).cpus)
+        findings, shares = check_workers([settings(workers=2), settings(threads=2)], facts)
+        assert [finding.found for finding in findings] == [
+            "2 of 1 thread(s), on CPUs 0,2",
+            "2 of 2 thread(s), on CPUs 4,6,8,10",
+        ]
+        assert [len(core_sets) for core_sets in shares] == [2, 2]
+        [finding], shares = check_workers([settings(workers=8), settings(workers=8)], facts)
+        assert finding.level is Level.PROBLEM
+        assert shares == [[], []]
+
     def test_workers_on_efficiency_cores_beside_fast_ones_are_found(self, tmp_path: Path) -> None:
         facts = read_facts(tmp_path, machines.laptop(tmp_path).cpus)
-        assert check_workers(settings(workers=6), facts)[0].level is Level.OK
-        finding, _ = check_workers(settings(workers=7), facts)
+        assert check_workers([settings(workers=6)], facts)[0][0].level is Level.OK
+        [finding], _ = check_workers([settings(workers=7)], facts)
         assert (finding.level, finding.found[-32:]) == (Level.WARNING, "some of them on efficiency cores")
 
 
@@ -245,6 +258,13 @@ class TestModel:
         finding = only(self.examine(settings(tiny_classifier, precision="bf16"), OLD), "engine")
         assert finding.level is Level.PROBLEM
         assert "AVX512_BF16" in finding.found
+
+    def test_an_engine_for_evaluation_only_is_a_warning(self, tiny_classifier: Path) -> None:
+        form = manifests.load(tiny_classifier).select("fp32")
+        engine, model = check_licences(Variant(tiny_classifier, "deepsparse", "fp32", form))
+        assert (engine.level, engine.check) == (Level.WARNING, "engine licence")
+        assert "evaluation only" in engine.found
+        assert model.check == "model licence"
 
     @pytest.mark.parametrize(
         ("limit_mb", "level"), [(100_000, Level.OK), (1500, Level.WARNING), (200, Level.WARNING)]
@@ -412,6 +432,12 @@ class TestCommand:
         assert {len(line) for line in lines} == {4}
         assert any(line[:2] == ["warning", "persistence"] for line in lines)
         assert lenient.stdout.splitlines()[-1].startswith("problem: 0, warning: ")
+        second = tmp_path / "second.yaml"
+        second.write_text(config.read_text().replace("queue: q", f"queue: q2, workers: {1 << 15}"))
+        both = doctor(config, second)
+        assert both.returncode == ExitCode.FAILURE
+        assert both.stdout.count("\tmodel files\t") == 2
+        assert both.stdout.count("\tRedis latency\t") == 1  # it is the same for both
         own_redis.stop()
         assert doctor(config).returncode == ExitCode.FAILURE
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gristmill_worker.cpus import cpu_features
 from gristmill_worker.doctor.broker import check_redis
@@ -14,15 +14,17 @@ from gristmill_worker.settings import Settings
 from gristmill_worker.topology.facts import read_facts
 
 
-def examine(settings: Settings, *, model: bool, redis: bool) -> Iterator[Finding]:
+def examine(configurations: Sequence[Settings], *, model: bool, redis: bool) -> Iterator[Finding]:
     """Yield all findings; ``model`` and ``redis`` say whether the settings name one to look at."""
     facts = read_facts()
     features = cpu_features()
     yield from check_machine(facts, features)
-    finding, core_sets = check_workers(settings, facts)
-    yield finding
+    findings, shares = check_workers(configurations, facts)
+    yield from findings
     if model:
-        threads = core_sets[0].threads if core_sets else settings.threads
-        yield from check_model(settings, facts, features, workers=len(core_sets), threads=threads)
+        for settings, core_sets in zip(configurations, shares, strict=True):
+            threads = core_sets[0].threads if core_sets else settings.threads
+            yield from check_model(settings, facts, features, workers=len(core_sets), threads=threads)
     if redis:
-        yield from check_redis(settings.redis)
+        for url in dict.fromkeys(settings.redis for settings in configurations):
+            yield from check_redis(url)
