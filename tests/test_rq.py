@@ -1,5 +1,6 @@
 """RQ jobs in batches: clients are plain RQ, jobs end as RQ's own workers would end them."""
 
+import os
 import subprocess
 import sys
 import time
@@ -11,10 +12,15 @@ from redis import Redis
 from rq import Callback, Queue, Retry, Worker
 from rq.job import Dependency, Job
 from rq.registry import ScheduledJobRegistry
+from rq.version import VERSION
 
 from conftest import LABELS, Server, Workers, wait_until
 from gristmill.errors import ExitCode
 from rq_fleet import SCORE, RqFleet
+
+
+def test_the_version_is_the_one_that_is_to_be_tested() -> None:
+    assert os.environ.get("RQ_VERSION", VERSION) == VERSION
 
 
 @pytest.fixture
@@ -235,8 +241,12 @@ def test_repeated_jobs_and_times_to_live_are_kept(fleet: RqFleet) -> None:
     discarded = fleet.enqueue("bread", result_ttl=0)
     for_ever = fleet.enqueue("bread", result_ttl=-1)
     failed = fleet.enqueue("", failure_ttl=70)
-    fleet.start()
-    fleet.wait([discarded, for_ever, failed])
+    told, plain = (
+        fleet.enqueue("bread", on_success=Callback("callbacks_of_rq.succeeded")),
+        fleet.enqueue("bread"),
+    )
+    fleet.start(config="result_ttl_s: 900")
+    fleet.wait([discarded, for_ever, failed, told, plain])
     wait_until(lambda: len(repeated.results()) == 3)
     wait_until(lambda: fleet.statuses([repeated]) == ["finished"])
     assert fleet.statuses([discarded]) == [None]
@@ -244,6 +254,8 @@ def test_repeated_jobs_and_times_to_live_are_kept(fleet: RqFleet) -> None:
     assert fleet.redis.ttl(f"rq:results:{for_ever.id}") == -1
     assert for_ever.id in fleet.queue.finished_job_registry
     assert 0 < fleet.redis.ttl(failed.key) <= 70
+    assert 500 < fleet.redis.ttl(told.key) <= 900
+    assert 500 < fleet.redis.ttl(plain.key) <= 900
     wait_until(fleet.is_clean)
 
 
