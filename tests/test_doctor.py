@@ -18,15 +18,18 @@ from rich.console import Console
 import machines
 from conftest import Server, carried_redis_server, wait_until
 from damaged import copy_with_forms
+from gristmill.embedded import find_redis_server
 from gristmill.errors import ExitCode, InvalidRequestError
 from gristmill_worker.doctor import broker, machine, report
 from gristmill_worker.doctor.finding import Finding, Level, worst
 from gristmill_worker.doctor.machine import check_machine
-from gristmill_worker.doctor.model import check_model
-from gristmill_worker.doctor.worker import check_cores_and_threads
+from gristmill_worker.doctor.model import check_licences, check_model
+from gristmill_worker.doctor.worker import check_workers
+from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.settings import Settings
 from gristmill_worker.topology.facts import Facts, read_facts
+from topologies import Cluster, Watched
 
 VNNI = frozenset({"avx2", "avx512f", "avx512_vnni"})
 OLD = frozenset({"avx2"})
@@ -159,37 +162,55 @@ class TestMachine:
         assert machine.check_features(features, "aarch64").level is Level.NOTE
 
 
-class TestCoresAndThreads:
+class TestWorkers:
     @pytest.mark.parametrize(
         ("given", "level", "found", "fix"),
         [
-            ({"cores": [0, 2], "threads": 2}, Level.OK, "2 on CPUs: 0,2", ""),
-            ({}, Level.OK, "1 on CPUs: all that there are", ""),
+            ({}, Level.OK, "40 of 1 thread(s), on CPUs 0-39", ""),
+            (
+                {"cores": [0, 2, 40], "workers": 1, "threads": 2},
+                Level.OK,
+                "1 of 2 thread(s), on CPUs 0,2",
+                "",
+            ),
             ({"cores": [0, 99]}, Level.PROBLEM, "may not use CPUs 99", "choose among 0-79"),
-            ({"cores": [0, 1]}, Level.WARNING, "several NUMA nodes", "topology"),
-            ({"cores": [0, 40]}, Level.WARNING, "only 1 physical core", "cores: 0:"),
-            ({"cores": [0], "threads": 2}, Level.WARNING, "2 on 1 physical core", "threads: 1"),
+            ({"cores": [0, 1], "threads": 2}, Level.PROBLEM, "no worker of 2 cores fits", "topology"),
+            ({"cores": [0, 40], "workers": 2}, Level.PROBLEM, "at most 1 worker(s) of 1", "topology"),
         ],
     )
-    def test_a_choice_that_does_not_fit_the_cores_is_found(
+    def test_what_does_not_fit_the_cores_is_found(
         self, tmp_path: Path, given: dict[str, Any], level: Level, found: str, fix: str
     ) -> None:
         facts = read_facts(tmp_path, machines.xeon_2_sockets(tmp_path).cpus)
-        (finding,) = check_cores_and_threads(settings(**given), facts)
+        [finding], [core_sets] = check_workers([settings(**given)], facts)
         assert finding.level is level
+        assert bool(core_sets) is (level is Level.OK)
         assert found in finding.found
         assert fix in finding.fix
 
     def test_more_threads_than_the_limit_are_found(self, tmp_path: Path) -> None:
         facts = read_facts(tmp_path, machines.container(tmp_path).cpus)
-        (finding,) = check_cores_and_threads(settings(threads=2), facts)
-        assert (finding.level, finding.fix[:11]) == (Level.WARNING, "threads: 1,")
-        assert "limit is 1.5 CPUs" in finding.found
+        [finding], _ = check_workers([settings(threads=2)], facts)
+        assert finding.level is Level.PROBLEM
+        assert "its limit is 1.5 CPUs" in finding.found
 
-    def test_both_kinds_of_cores_in_one_worker_are_found(self, tmp_path: Path) -> None:
+    def test_configurations_divide_the_cores_as_run_does(self, tmp_path: Path) -> None:
         facts = read_facts(tmp_path, machines.laptop(tmp_path).cpus)
-        (finding,) = check_cores_and_threads(settings(cores=[0, 12], threads=2), facts)
-        assert "performance and efficiency cores" in finding.found
+        findings, shares = check_workers([settings(workers=2), settings(threads=2)], facts)
+        assert [finding.found for finding in findings] == [
+            "2 of 1 thread(s), on CPUs 0,2",
+            "2 of 2 thread(s), on CPUs 4,6,8,10",
+        ]
+        assert [len(core_sets) for core_sets in shares] == [2, 2]
+        [finding], shares = check_workers([settings(workers=8), settings(workers=8)], facts)
+        assert finding.level is Level.PROBLEM
+        assert shares == [[], []]
+
+    def test_workers_on_efficiency_cores_beside_fast_ones_are_found(self, tmp_path: Path) -> None:
+        facts = read_facts(tmp_path, machines.laptop(tmp_path).cpus)
+        assert check_workers([settings(workers=6)], facts)[0][0].level is Level.OK
+        [finding], _ = check_workers([settings(workers=7)], facts)
+        assert (finding.level, finding.found[-32:]) == (Level.WARNING, "some of them on efficiency cores")
 
 
 class TestModel:
@@ -238,6 +259,13 @@ class TestModel:
         assert finding.level is Level.PROBLEM
         assert "AVX512_BF16" in finding.found
 
+    def test_an_engine_for_evaluation_only_is_a_warning(self, tiny_classifier: Path) -> None:
+        form = manifests.load(tiny_classifier).select("fp32")
+        engine, model = check_licences(Variant(tiny_classifier, "deepsparse", "fp32", form))
+        assert (engine.level, engine.check) == (Level.WARNING, "engine licence")
+        assert "evaluation only" in engine.found
+        assert model.check == "model licence"
+
     @pytest.mark.parametrize(
         ("limit_mb", "level"), [(100_000, Level.OK), (1500, Level.WARNING), (200, Level.WARNING)]
     )
@@ -247,7 +275,7 @@ class TestModel:
         facts = read_facts(tmp_path, machines.container(tmp_path, cpu_max="max 100000").cpus)
         limits = replace(facts.limits, memory_bytes=limit_mb << 20)
         facts = replace(facts, limits=limits, memory_bytes=1 << 40)
-        findings = list(check_model(settings(tiny_classifier), facts, VNNI))
+        findings = list(check_model(settings(tiny_classifier), facts, VNNI, workers=8))
         assert only(findings, "memory").level is level
 
 
@@ -295,7 +323,7 @@ class TestRedis:
     def test_what_a_user_may_not_see_is_a_note(self, own_redis: Server) -> None:
         with Redis.from_url(own_redis.url) as redis:
             redis.execute_command("ACL", "SETUSER", "few", "on", ">secret", "+ping")
-            redis.execute_command("ACL", "SETUSER", "some", "on", ">secret", "+ping", "+info", "+time")
+            redis.execute_command("ACL", "SETUSER", "some", "on", ">secret", "+ping", "+info")
         path = own_redis.url.removeprefix("unix://")
         findings = list(broker.check_redis(f"unix://few:secret@{path}"))
         assert [(finding.check, finding.level) for finding in findings] == [
@@ -306,6 +334,7 @@ class TestRedis:
         assert "not permitted to look" in findings[0].found
         findings = list(broker.check_redis(f"unix://some:secret@{path}"))
         assert only(findings, "persistence").found == "append-only file, how often is not to be seen"
+        assert only(findings, "clock").level is Level.OK
         (refused,) = broker.check_redis(f"unix://few:wrong@{path}")
         assert refused.level is Level.PROBLEM
         assert "users.acl" in refused.fix
@@ -315,6 +344,40 @@ class TestRedis:
         (finding,) = broker.check_redis(own_redis.url)
         assert (finding.check, finding.level) == ("Redis", Level.PROBLEM)
         assert "is not available" in finding.found
+
+    def test_every_primary_of_a_cluster_is_looked_at(self, tmp_path: Path) -> None:
+        with Cluster(find_redis_server(), tmp_path) as cluster:
+            for port in cluster.ports:
+                cluster.add_users(port)
+            findings = list(broker.check_redis(cluster.url_of("worker")))
+            kept = [finding for finding in findings if finding.check == "persistence"]
+            assert sorted(finding.found.partition(": ")[0] for finding in kept) == sorted(
+                f"127.0.0.1:{port}" for port in cluster.nodes
+            )
+            assert {finding.level for finding in kept} == {Level.WARNING}
+            assert worst(findings) is Level.WARNING, findings
+            alone = list(broker.check_redis(f"redis://127.0.0.1:{cluster.nodes[0]}"))
+            assert only(alone, "cluster").level is Level.PROBLEM
+            assert "redis+cluster://" in only(alone, "cluster").fix
+            cluster.ask(cluster.nodes[0], "CLUSTER", "DELSLOTS", 5)
+            cluster.kill(cluster.nodes[1])
+            findings = list(broker.check_redis(f"redis+cluster://127.0.0.1:{cluster.nodes[0]}"))
+            assert "no node serves 1 of 16384 slots" in findings[0].found
+            away = only(findings, "Redis")
+            assert (away.level, away.found.partition(": ")[0]) == (
+                Level.PROBLEM,
+                f"127.0.0.1:{cluster.nodes[1]}",
+            )
+
+    def test_the_primary_that_sentinels_name_is_looked_at(self, tmp_path: Path) -> None:
+        with Watched(find_redis_server(), tmp_path) as watched:
+            findings = list(broker.check_redis(watched.url))
+            assert worst(findings) is Level.WARNING  # of persistence
+            assert not any(finding.check == "role" for finding in findings)
+            watched.kill(watched.data[1])
+            primary = watched.at(watched.data[0])
+            wait_until(lambda: primary.info("replication")["connected_slaves"] == 0)
+            assert only(list(broker.check_redis(watched.url)), "role").found == "a primary without replicas"
 
     def test_a_url_that_is_none_is_refused(self) -> None:
         with pytest.raises(InvalidRequestError):
@@ -352,7 +415,7 @@ class TestCommand:
         assert done.returncode == ExitCode.OK, done.stdout + done.stderr
         shown = json.loads(done.stdout)
         checks = [finding["check"] for finding in shown["findings"]]
-        for name in ("CPU features", "cores", "threads", "model files", "engine", "Redis version", "clock"):
+        for name in ("CPU features", "cores", "workers", "model files", "engine", "Redis version", "clock"):
             assert name in checks
         assert shown["worst"] in ("note", "warning")
 
@@ -360,13 +423,21 @@ class TestCommand:
         self, own_redis: Server, tiny_classifier: Path, tmp_path: Path
     ) -> None:
         config = tmp_path / "c.yaml"
-        config.write_text(f"{{queue: q, model: {tiny_classifier}, redis: '{own_redis.url}', threads: 64}}")
+        config.write_text(f"{{queue: q, model: {tiny_classifier}, redis: '{own_redis.url}'}}")
+        with Redis.from_url(own_redis.url) as redis:
+            redis.config_set("appendfsync", "no")
         lenient, strict = doctor(config), doctor(config, "--strict")
         assert (lenient.returncode, strict.returncode) == (ExitCode.OK, ExitCode.FAILURE)
         lines = [line.split("\t") for line in lenient.stdout.splitlines()[:-1]]
         assert {len(line) for line in lines} == {4}
-        assert any(line[:2] == ["warning", "threads"] for line in lines)
+        assert any(line[:2] == ["warning", "persistence"] for line in lines)
         assert lenient.stdout.splitlines()[-1].startswith("problem: 0, warning: ")
+        second = tmp_path / "second.yaml"
+        second.write_text(config.read_text().replace("queue: q", f"queue: q2, workers: {1 << 15}"))
+        both = doctor(config, second)
+        assert both.returncode == ExitCode.FAILURE
+        assert both.stdout.count("\tmodel files\t") == 2
+        assert both.stdout.count("\tRedis latency\t") == 1  # it is the same for both
         own_redis.stop()
         assert doctor(config).returncode == ExitCode.FAILURE
 

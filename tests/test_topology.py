@@ -336,6 +336,23 @@ class TestHere:
         if policy == "bind" or len(facts.nodes) > 1:  # of a single node, "preferred" says nothing
             assert largest[0].split()[1] == {"bind": f"bind:{node}", "preferred": f"prefer:{node}"}[policy]
 
+    def test_what_was_taken_before_moves_to_the_node_of_the_policy(self) -> None:
+        facts = read_facts()
+        if not facts.nodes:
+            pytest.skip("this kernel knows of no NUMA nodes")
+        cpu, first, last = facts.cpus[0].number, facts.nodes[0].number, facts.nodes[-1].number
+        done = in_a_process(
+            f"bind(CoreSet(({cpu},), {first}, 1), 'bind')\n"
+            "taken = bytearray(b'x') * (64 << 20)\n"
+            f"bind(CoreSet(({cpu},), {last}, 1), 'bind')\n"
+            "print(Path('/proc/self/numa_maps').read_text())\n"
+        )
+        assert done.returncode == 0, done.stderr
+        if "memory_policy_not_set" in done.stdout:
+            pytest.skip("this kernel or container knows no memory policies")
+        pages = [int(found) for found in re.findall(rf" anon=.* N{last}=(\d+)", done.stdout)]
+        assert max(pages) * os.sysconf("SC_PAGE_SIZE") >= 64 << 20
+
     def test_a_node_that_is_not_there_is_a_warning(self) -> None:
         done = in_a_process(
             "cpus = tuple(os.sched_getaffinity(0))\n"
@@ -346,6 +363,29 @@ class TestHere:
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("memory_policy_not_set") == 2
         assert "Invalid argument" in done.stdout
+
+    def test_a_container_that_refuses_memory_policies_is_a_warning(self) -> None:
+        done = in_a_process(
+            # What containers do: a filter that answers EPERM to the call. See seccomp(2) for the numbers.
+            "import ctypes, struct\n"
+            "from gristmill_worker.topology import memory\n"
+            "number = memory._numbers()[0]\n"
+            "refuse, allow = (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7fff0000)\n"
+            "lines = ((0x20, 0, 0, 0), (0x15, 0, 1, number), refuse, allow)\n"
+            "program = b''.join(struct.pack('HBBI', *line) for line in lines)\n"
+            "kept = ctypes.create_string_buffer(program)\n"
+            "head = struct.pack('HL', len(lines), ctypes.addressof(kept))\n"
+            "prctl = ctypes.CDLL(None, use_errno=True).prctl\n"
+            "assert prctl(38, ctypes.c_ulong(1), 0, 0, 0) == 0\n"
+            "assert prctl(22, ctypes.c_ulong(2), head, 0, 0) == 0\n"
+            "cpu = max(os.sched_getaffinity(0))\n"
+            "bind(CoreSet((cpu,), 0, 1), 'bind')\n"
+            "assert os.sched_getaffinity(0) == {cpu}\n"
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("memory_policy_not_set") == 1
+        assert "Operation not permitted" in done.stdout
+        assert "SYS_NICE" in done.stdout
 
     def test_cores_that_are_not_there_end_a_worker_with_what_there_is(
         self, workers: Workers, tiny_classifier: Path
@@ -393,6 +433,6 @@ class TestCommand:
             "NUMA node 0  CPUs 0-19, 32.0 GiB",
             "512 of 2 MiB set aside (0 free)",
             "plan         2 worker(s) of 1 thread(s)",
-            "worker 1   CPUs 2 on node 0: --cores 2 --threads 1",
+            "worker 1   CPUs 2 on node 0: serve --cores 2 --threads 1",
         ):
             assert line in text

@@ -203,7 +203,8 @@ class Core:
         try:
             yield Read(box, max(1, int(block_s * 1000)), seen)
         except BrokerUnavailable as error:
-            box.renew_at = 0.0  # after a restart the stream may be gone
+            box.renew_at = 0.0  # after a restart the stream may be gone,
+            box.last_id = "0"  # or another server has it, whose clock gives lower IDs
             if not error.retryable or time.monotonic() > ends:
                 raise
             yield Sleep(0.05)

@@ -43,13 +43,13 @@ def workers_options(command: Command) -> Command:
         click.option(
             "--cores-per-worker",
             callback=count_or_auto,
-            metavar="N",
+            metavar="N|auto",
             help="Physical cores, and threads, of each; never across a NUMA node.  [default: auto, 1]",
         ),
         click.option(
             "--workers",
             callback=count_or_auto,
-            metavar="N",
+            metavar="N|auto",
             help="Worker processes.  [default: auto, what the cores and the CPU limit allow]",
         ),
     ):

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from statistics import median
 from typing import Final
 
+from gristmill import urls
+from gristmill.cluster import slot_table
 from gristmill.driver import ERRORS, Connections, translate
 from gristmill.embedded import OLDEST_SERVER
 from gristmill_worker.doctor.finding import Finding, Level
@@ -21,40 +25,67 @@ _HIDDEN: Final = "this user is not permitted to look (INFO)"
 
 
 def check_redis(url: str) -> Iterator[Finding]:
-    """Yield what every check finds; a Redis that does not answer ends them.
+    """Yield what every check finds, of a cluster for each of its primaries.
 
     Raises InvalidRequestError for a URL that is none.
     """
-    redis = Connections(url)
+    servers = urls.parse(url)
+    if servers is None or servers.service:
+        yield from _check_server(url, sentinels=servers is not None)
+        return
     try:
-        redis.call("PING")
-        yield from _check_server(redis)
-        yield check_latency(redis)
-        yield from _check_clock(redis)
+        with closing(Connections(url)) as redis:
+            table = slot_table(redis.call("CLUSTER", "SLOTS"), servers.nodes[0])
     except ERRORS as error:
-        refused = translate(error, url)
-        if refused.denied:
-            fix = "give the user its rights: configs/redis/users.acl has an example"
-        elif refused.unwilling:
-            fix = "wait, or mend what it says"
-        else:
-            fix = "start it, or name another one: --redis URL, or 'redis' in the configuration"
-        yield Finding("Redis", Level.PROBLEM, str(refused), fix)
-        if refused.unwilling:
-            yield from _check_server(redis)  # it still tells about itself
-    finally:
-        redis.close()
+        yield _refused(error, url)
+        return
+    if missing := table.count(None):
+        fix = "redis-cli --cluster fix: requests of some queues are refused"
+        yield Finding("cluster", Level.PROBLEM, f"no node serves {missing} of {len(table)} slots", fix)
+    nodes = sorted({node for node in table if node is not None})
+    yield Finding("cluster", Level.OK, f"{len(nodes)} primaries: {', '.join(map(str, nodes))}")
+    for node in nodes:
+        for finding in _check_server(servers.node_url(node), cluster=True):
+            yield replace(finding, found=f"{node}: {finding.found}")
 
 
-def _check_server(redis: Connections) -> Iterator[Finding]:
+def _check_server(url: str, *, sentinels: bool = False, cluster: bool = False) -> Iterator[Finding]:
+    """Look at one server; one that does not answer ends the checks."""
+    with closing(Connections(url)) as redis:
+        try:
+            redis.call("PING")
+            yield from _check_told(redis, sentinels=sentinels, cluster=cluster)
+            yield check_latency(redis)
+            yield from _check_clock(redis, url)
+        except ERRORS as error:
+            yield _refused(error, url)
+            if translate(error, url).unwilling:  # it still tells about itself
+                yield from _check_told(redis, sentinels=sentinels, cluster=cluster)
+
+
+def _refused(error: Exception, url: str) -> Finding:
+    refused = translate(error, url)
+    if refused.denied:
+        fix = "give the user its rights: configs/redis/users.acl has an example"
+    elif refused.unwilling:
+        fix = "wait, or mend what it says"
+    else:
+        fix = "start it, or name another one: --redis URL, or 'redis' in the configuration"
+    return Finding("Redis", Level.PROBLEM, str(refused), fix)
+
+
+def _check_told(redis: Connections, *, sentinels: bool, cluster: bool) -> Iterator[Finding]:
     """Look at what Redis tells about itself."""
     server = info(redis, "server")
     if server is None:
         yield Finding("Redis", Level.NOTE, f"version, persistence and memory are unknown: {_HIDDEN}")
         return
     yield check_version(server)
+    if not cluster and server.get("redis_mode") == "cluster":
+        fix = "use redis+cluster://HOST:PORT: other queues are on other nodes"
+        yield Finding("cluster", Level.PROBLEM, "a node of a Redis Cluster, taken for a single server", fix)
     yield from _check_keeping(redis)
-    yield from _check_state(redis)
+    yield from _check_state(redis, sentinels=sentinels)
 
 
 def check_version(server: dict[str, str]) -> Finding:
@@ -109,11 +140,14 @@ def check_persistence(persistence: dict[str, str], fsync: str | None) -> Finding
     return Finding(name, Level.NOTE, f"append-only file, {fsync or 'how often is not to be seen'}", fix)
 
 
-def _check_state(redis: Connections) -> Iterator[Finding]:
+def _check_state(redis: Connections, *, sentinels: bool) -> Iterator[Finding]:
     replication = info(redis, "replication") or {}
     if replication.get("role") == "slave":
         primary = f"{replication.get('master_host')}:{replication.get('master_port')}"
         yield Finding("role", Level.PROBLEM, "a replica, which refuses writes", f"use its primary: {primary}")
+    elif sentinels and replication.get("connected_slaves") == "0":
+        fix = "start a replica: the sentinels have no other server to make the primary"
+        yield Finding("role", Level.WARNING, "a primary without replicas", fix)
     memory = info(redis, "memory") or {}
     used, most = (int(memory.get(name, "0")) for name in ("used_memory", "maxmemory"))
     if most:
@@ -139,16 +173,20 @@ def check_latency(redis: Connections) -> Finding:
     return Finding("Redis latency", Level.OK, found)
 
 
-def _check_clock(redis: Connections) -> Iterator[Finding]:
+def _check_clock(redis: Connections, url: str) -> Iterator[Finding]:
     before = time.time()
     try:
         seconds, microseconds = redis.call("TIME")
+        theirs = int(seconds) + int(microseconds) / 1e6
     except ERRORS as error:
-        if not translate(error, "").denied:
+        if not translate(error, url).denied:
             raise
-        yield Finding("clock", Level.NOTE, "Redis's clock is not to be seen: this user may not call TIME")
-        return
-    yield check_skew(int(seconds) + int(microseconds) / 1e6 - (before + time.time()) / 2)
+        told = (info(redis, "server") or {}).get("server_time_usec", "")
+        if not told.isdigit():
+            yield Finding("clock", Level.NOTE, "not to be seen: this user may call neither TIME nor INFO")
+            return
+        theirs = int(told) / 1e6
+    yield check_skew(theirs - (before + time.time()) / 2)
 
 
 def check_skew(ahead_s: float) -> Finding:

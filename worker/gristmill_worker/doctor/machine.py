@@ -15,7 +15,6 @@ from gristmill_worker.cpus import format_cpu_list
 from gristmill_worker.doctor.finding import Finding, Level
 from gristmill_worker.topology.facts import CPUS, Facts
 from gristmill_worker.topology.kernel import read_int, read_line
-from gristmill_worker.topology.plan import plan
 
 _AMX: Final = frozenset({"amx_int8", "amx_bf16"})
 _VNNI: Final = frozenset({"avx512_vnni", "avx_vnni"})
@@ -57,14 +56,13 @@ def check_features(features: frozenset[str], machine: str = platform.machine()) 
 
 
 def check_cores(facts: Facts) -> Finding:
-    """Say how many workers there is room for."""
+    """Say how many this process may use."""
     slow = sum(not cpu.fast for cpu in facts.cores)
     kinds = f", {slow} of them efficiency cores" if 0 < slow < len(facts.cores) else ""
     return Finding(
         "cores",
         Level.OK,
-        f"{len(facts.cores)} physical cores of {len(facts.cpus)} logical CPUs{kinds}; 'topology' plans "
-        f"{len(plan(facts))} worker(s)",
+        f"{len(facts.cores)} physical cores of {len(facts.cpus)} logical CPUs{kinds}",
     )
 
 

@@ -17,7 +17,6 @@ from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.settings import Settings
 from gristmill_worker.topology.facts import Facts
-from gristmill_worker.topology.plan import plan
 
 # Instructions that multiply int8 several times as fast as fp32; without one of them int8 may be the slower.
 FAST_INT8: Final = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
@@ -28,8 +27,10 @@ _COPIES: Final = {"openvino": 2.0}
 _OTHER_COPIES: Final = 1.4
 
 
-def check_model(settings: Settings, facts: Facts, features: frozenset[str]) -> Iterator[Finding]:
-    """Yield what every check of the model finds; files that are damaged end them."""
+def check_model(
+    settings: Settings, facts: Facts, features: frozenset[str], *, workers: int = 1, threads: int = 1
+) -> Iterator[Finding]:
+    """Yield what every check of the model finds, for so many workers; damaged files end them."""
     try:
         manifest = manifests.load(settings.model)
     except InputFileError as error:
@@ -41,7 +42,7 @@ def check_model(settings: Settings, facts: Facts, features: frozenset[str]) -> I
             settings.model,
             manifest,
             settings.wanted,
-            measured=partial(measured_speed, threads=settings.threads),
+            measured=partial(measured_speed, threads=threads),
             features=features,
         )
     except InputFileError as error:
@@ -52,8 +53,8 @@ def check_model(settings: Settings, facts: Facts, features: frozenset[str]) -> I
     yield Finding("engine", Level.OK, f"{variant}: {choice.reason}")
     yield from check_trust(settings, manifest, features)
     yield check_precision(variant, features)
-    yield check_measured(variant, settings.threads)
-    yield check_memory(variant, settings, facts)
+    yield check_measured(variant, threads)
+    yield check_memory(variant, settings, facts, workers)
     yield from check_licences(variant)
 
 
@@ -102,8 +103,8 @@ def check_measured(variant: Variant, threads: int) -> Finding:
     return Finding("costs", Level.OK, f"measured on this CPU with {threads} thread(s)")
 
 
-def check_memory(variant: Variant, settings: Settings, facts: Facts) -> Finding:
-    """Compare what workers on all cores would need with what there is."""
+def check_memory(variant: Variant, settings: Settings, facts: Facts, workers: int) -> Finding:
+    """Compare what so many workers would need with what there is."""
     weights_mb = sum((variant.model_dir / name).stat().st_size for name in variant.manifest.files) / 2**20
     compiled_mb = settings.engine_memory_mb if variant.engine == "openvino" else 0
     worker_mb = _BASE_MB + weights_mb * _COPIES.get(variant.engine, _OTHER_COPIES) + compiled_mb
@@ -113,13 +114,12 @@ def check_memory(variant: Variant, settings: Settings, facts: Facts) -> Finding:
         return Finding("memory", Level.NOTE, found)
     room_mb = min(bounds) / 2**20
     found += f" of {room_mb:,.0f}"
-    count = len(plan(facts))
     if worker_mb > room_mb:
         fix = "a smaller engine_memory_mb, a quantized form, or more memory"
         return Finding("memory", Level.WARNING, found, fix)
-    if worker_mb * count > room_mb:
+    if worker_mb * workers > room_mb:
         fix = f"{int(room_mb / worker_mb)} workers with more cores each, or a smaller engine_memory_mb"
-        return Finding("memory", Level.WARNING, f"{found}: too much for {count} workers", fix)
+        return Finding("memory", Level.WARNING, f"{found}: too much for {workers} workers", fix)
     return Finding("memory", Level.OK, found)
 
 

@@ -115,7 +115,9 @@ def _read_nodes(root: Path) -> tuple[dict[int, int], tuple[Node, ...]]:
     node_of: dict[int, int] = {}
     nodes = []
     usable = _usable_nodes(root)
-    for number in read_list(root / NODES / "online") or ():
+    for number in sorted(
+        int(folder.name.removeprefix("node")) for folder in (root / NODES).glob("node[0-9]*")
+    ):
         folder = root / NODES / f"node{number}"
         node_of |= dict.fromkeys(read_list(folder / "cpulist") or (), number)
         memory = read_kilobytes(folder / "meminfo", "MemTotal") or 0

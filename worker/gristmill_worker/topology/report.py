@@ -60,7 +60,7 @@ def _plan(core_sets: Sequence[CoreSet]) -> Iterator[tuple[str, str]]:
     for number, core_set in enumerate(core_sets):
         node = "" if core_set.node is None else f" on node {core_set.node}"
         cpus = format_cpu_list(core_set.cpus)
-        yield f"  worker {number}", f"CPUs {cpus}{node}: --cores {cpus} --threads {core_set.threads}"
+        yield f"  worker {number}", f"CPUs {cpus}{node}: serve --cores {cpus} --threads {core_set.threads}"
 
 
 def _gib(size: int) -> str:
