@@ -133,11 +133,13 @@ def rq(config: Path | None, *, allow_pickle: bool, with_scheduler: bool, path: s
         from gristmill_worker.service import serve as serve_queue
         from gristmill_worker.settings import load_settings
     with console.needs_extra("rq"):
+        from gristmill_worker.sources.rq.depth import RqDepths
         from gristmill_worker.sources.rq.source import open_source
     sys.path.append(path)
     return serve_queue(
         load_settings(config, os.environ, flags),
         open_source(allow_pickle=allow_pickle, scheduler=with_scheduler),
+        open_reader=RqDepths,
     )
 
 
