@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gristmill.driver import Connections
@@ -20,11 +20,14 @@ class Delivery:
     deliveries: int
     priority: str = DEFAULT
     cancelled: bool = False
+    _enqueued_ms: int = field(default=-1, init=False, repr=False, compare=False)  # -1: not read yet
 
     @property
     def enqueued_ms(self) -> int:
         """Unix time of its arrival in the queue, by Redis's clock."""
-        return int(self.entry_id.partition(b"-")[0])
+        if self._enqueued_ms < 0:  # it is asked for several times
+            self._enqueued_ms = int(self.entry_id.partition(b"-")[0])
+        return self._enqueued_ms
 
 
 @dataclass(slots=True)
