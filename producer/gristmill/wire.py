@@ -82,6 +82,7 @@ class Result:
 
     ``status`` is a :class:`~gristmill.errors.Status`, as text; ``error`` is ``(code, message)``.
     ``timing_ms`` has ``queued``, ``encode`` and ``run``; ``batch`` has ``size`` and ``shape``.
+    ``attempts`` counts its deliveries to a worker, this one included.
     """
 
     id: str
@@ -94,6 +95,7 @@ class Result:
     truncated: bool = False
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     batch: Mapping[str, Any] | None = None
+    attempts: int = 1
 
     @property
     def ok(self) -> bool:
@@ -223,6 +225,7 @@ def encode_result(result: Result) -> bytes:
         "truncated": result.truncated,
         "timing_ms": result.timing_ms,
         "batch": result.batch,
+        "attempts": result.attempts,
     }
     return orjson.dumps(record, option=_OPTIONS)
 
@@ -261,6 +264,7 @@ def _as_result(record: Any) -> Result:
             truncated=bool(record.get("truncated")),
             timing_ms=record.get("timing_ms") or {},
             batch=record.get("batch"),
+            attempts=record.get("attempts") or 1,
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise WireError(f"a result record lacks a field or has a wrong type: {error!r}") from error

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from queue import Queue
 from typing import Final
 
-from gristmill.errors import BrokerUnavailable, ErrorCode
+from gristmill.errors import BrokerUnavailable
 from gristmill_worker.batching.linger import drain
 from gristmill_worker.batching.planner import Planner
 from gristmill_worker.batching.sizing import Sizing
-from gristmill_worker.engines.base import Engine, Shape
+from gristmill_worker.engines.base import Engine, Shape, may_pass
 from gristmill_worker.jobs import Batch, BatchRun, Job, Judge, Ran
 from gristmill_worker.settings import BatchSettings
 from gristmill_worker.sources.base import Delivery, Outcome, Source
@@ -189,7 +189,8 @@ class Loop:
         with self._redelivered_on_error([job.delivery for job in batch.jobs]):
             for ran in self._run_on_time(batch):
                 with self.counters.stage("finish"):
-                    self._finish(self._outcomes(ran))
+                    if outcomes := self._outcomes(ran):
+                        self._finish(outcomes)
 
     def _run_on_time(self, batch: Batch) -> Iterator[Ran | list[Outcome]]:
         late = [job for job in batch.jobs if job.is_late()]
@@ -204,12 +205,12 @@ class Loop:
     def _run_batch(self, batch: Batch) -> Iterator[Ran]:
         """Run one batch; where the engine fails, halve it until the request to blame stands alone."""
         started, started_ms = time.perf_counter(), time.time() * 1000
-        outputs, message = None, ""
+        outputs, message, passes = None, "", False
         try:
             with self.counters.stage("run"):
                 outputs = self._engine.run(batch.inputs)
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to its batch
-            message = str(error)
+            message, passes = str(error), may_pass(error)
             if len(batch.jobs) > 1:
                 middle = len(batch.jobs) // 2
                 for half in (batch.jobs[:middle], batch.jobs[middle:]):
@@ -217,7 +218,7 @@ class Loop:
                 return
         run_ms = round((time.perf_counter() - started) * 1000, 3)
         run = BatchRun(len(batch.jobs), batch.shape, started_ms, run_ms)
-        yield Ran(batch.jobs, run, outputs, message)
+        yield Ran(batch.jobs, run, outputs, message, passes)
 
     # The third thread: finish
 
@@ -244,8 +245,7 @@ class Loop:
         if not isinstance(ran, Ran):
             return ran
         if ran.outputs is None:
-            logger().warning("request_failed", id=ran.jobs[0].request.id, error=ran.error)
-            return [self._judge.failed(ran.jobs[0], ErrorCode.ENGINE_ERROR, ran.error)]
+            return self._failures(ran)
         items = [job.item for job in ran.jobs]
         values = self._task.decode(ran.outputs, items)
         self.counters.add(
@@ -260,6 +260,19 @@ class Loop:
             else self._judge.ok(job, value, ran.run)
             for job, value in zip(ran.jobs, values, strict=True)
         ]
+
+    def _failures(self, ran: Ran) -> list[Outcome]:
+        """Return the outcome of what the engine failed on for good; the rest is delivered again, later."""
+        outcomes: list[Outcome] = []
+        for job in ran.jobs:
+            retry_in_s = self._judge.retry_in_s(job) if ran.may_pass else None
+            logger().warning("request_failed", id=job.request.id, error=ran.error, retry_in_s=retry_in_s)
+            if retry_in_s is None:
+                outcomes.append(self._judge.engine_failed(job, ran))
+            else:
+                self.counters.add(retries=1)
+                self._source.release([job.delivery], retry_in_s)
+        return outcomes
 
     def _finish(self, outcomes: Sequence[Outcome], *, substituted: bool = False) -> None:
         """Store results, however long Redis is away: what ran is not thrown away.

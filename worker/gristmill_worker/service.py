@@ -64,8 +64,13 @@ def serve(settings: Settings) -> ExitCode:
     source = StreamSource(
         settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
     )
-    limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
-    judge = Judge(name, manifest.id, **limits)
+    judge = Judge(
+        name,
+        manifest.id,
+        max_deliveries=settings.max_deliveries,
+        max_body_bytes=settings.max_body_bytes,
+        retry=settings.retry,
+    )
     loop = Loop(source, engine, task, settings.batch, sizing, judge, stop.event)
     about = _about(name, settings, manifest, engine)
     pulse = Pulse(

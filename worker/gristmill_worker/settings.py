@@ -39,6 +39,16 @@ class BatchSettings(BaseModel):
     shapes: tuple[tuple[Size, Size], ...] | None = Field(None, min_length=1)  # (batch, sequence)
 
 
+class RetrySettings(BaseModel):
+    """How often a request is tried whose error may pass, and how long it waits in between."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_attempts: int = Field(3, ge=1, le=100)  # with the first; max_deliveries bounds them as well
+    backoff_s: float = Field(1.0, gt=0, le=3600)  # after the first; doubled after each further one
+    max_backoff_s: float = Field(30.0, gt=0, le=3600)
+
+
 class Settings(BaseModel):
     """One worker process."""
 
@@ -62,6 +72,7 @@ class Settings(BaseModel):
     result_ttl_s: int = Field(3600, ge=1, le=MAX_TTL_S)
     batch_timeout_s: float = Field(300.0, ge=0, le=86_400)  # after it the process is ended; 0: never
     max_deliveries: int = Field(5, ge=1)
+    retry: RetrySettings = RetrySettings()
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

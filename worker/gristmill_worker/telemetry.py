@@ -44,6 +44,7 @@ class Counters:
 
     requests: int = 0
     errors: int = 0
+    retries: int = 0  # requests that were put off after an error that may pass
     dropped: int = 0  # answered by another worker first, or cancelled
     batches: int = 0
     tokens: int = 0
