@@ -82,7 +82,7 @@ class Result:
 
     ``status`` is a :class:`~gristmill.errors.Status`, as text; ``error`` is ``(code, message)``.
     ``timing_ms`` has ``queued``, ``encode`` and ``run``; ``batch`` has ``size`` and ``shape``.
-    ``attempts`` counts its deliveries to a worker, this one included.
+    ``attempts`` counts its deliveries to a worker, this one included; ``cached``: the worker knew the answer.
     """
 
     id: str
@@ -96,6 +96,7 @@ class Result:
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     batch: Mapping[str, Any] | None = None
     attempts: int = 1
+    cached: bool = False
 
     @property
     def ok(self) -> bool:
@@ -227,6 +228,8 @@ def encode_result(result: Result) -> bytes:
         "batch": result.batch,
         "attempts": result.attempts,
     }
+    if result.cached:
+        record["cached"] = True
     return orjson.dumps(record, option=_OPTIONS)
 
 
@@ -265,6 +268,7 @@ def _as_result(record: Any) -> Result:
             timing_ms=record.get("timing_ms") or {},
             batch=record.get("batch"),
             attempts=record.get("attempts") or 1,
+            cached=bool(record.get("cached")),
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise WireError(f"a result record lacks a field or has a wrong type: {error!r}") from error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import orjson
 
 from gristmill import wire
 from gristmill.errors import BrokerUnavailable, ErrorCode, Status, WireError
@@ -23,18 +26,71 @@ _NOT_YET: Final = Encoded(0, {}, {})
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One well-formed request on its way."""
+    """One well-formed request on its way; its ``twins`` are equal ones that get what it gets.
+
+    ``digest`` is of its body, where answers are kept.
+    """
 
     delivery: Delivery
     request: Request
     body: Mapping[str, Any] = field(default_factory=dict)
     encode_ms: float = 0.0
     item: Encoded = _NOT_YET
+    twins: list[Job] = field(default_factory=list)
+    digest: bytes = b""
+
+    def give(self, item: Encoded) -> None:
+        """Note what the job and its twins were encoded to."""
+        self.item = item
+        if self.twins:
+            for twin in self.twins:
+                twin.item, twin.encode_ms = item, self.encode_ms
+
+    def ends_ms(self) -> float:
+        """Return the earliest deadline of the job and its twins; inf if none has one."""
+        if not self.twins:
+            return self.request.deadline_ms or math.inf
+        return min(each.request.deadline_ms or math.inf for each in everyone((self,)))
 
     def is_late(self) -> bool:
         """Say whether its deadline has passed."""
         deadline_ms = self.request.deadline_ms
         return deadline_ms is not None and time.time() * 1000 > deadline_ms
+
+
+def everyone(jobs: Iterable[Job]) -> Iterator[Job]:
+    """Return jobs and their twins."""
+    for job in jobs:
+        yield job
+        if job.twins:
+            yield from job.twins
+
+
+def part_late(jobs: list[Job]) -> tuple[list[Job], list[Job]]:
+    """Part off those whose deadline has passed. A twin that has time left takes a late one's place."""
+    late = [each for each in everyone(jobs) if each.is_late()]
+    if not late:
+        return jobs, late
+    in_time: list[Job] = []
+    for job in jobs:
+        left = [each for each in everyone((job,)) if each not in late]
+        if left:
+            left[0].twins = left[1:]
+            in_time.append(left[0])
+    return in_time, late
+
+
+class Answer(NamedTuple):
+    """An answer that was given before; ``json`` is its value."""
+
+    json: bytes
+    tokens: int
+    truncated: bool
+
+    @property
+    def value(self) -> orjson.Fragment:
+        """The value as it is to be written into a result."""
+        return orjson.Fragment(self.json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +180,23 @@ class Judge:
             timing_ms=timing_ms,
             batch={"size": batch.size, "shape": list(batch.shape)},
             attempts=job.delivery.deliveries,
+        )
+        return self._outcome(job, result)
+
+    def known(self, job: Job, answer: Answer) -> Outcome:
+        """Return the outcome of a job whose answer is known, and which does not run."""
+        queued_ms = time.time() * 1000 - job.delivery.enqueued_ms
+        result = Result(
+            id=job.request.id,
+            status=Status.OK,
+            value=answer.value,
+            model=self._model,
+            worker=self._worker,
+            tokens=answer.tokens,
+            truncated=answer.truncated,
+            timing_ms={"queued": round(max(queued_ms, 0.0), 3), "encode": 0.0, "run": 0.0},
+            attempts=job.delivery.deliveries,
+            cached=True,
         )
         return self._outcome(job, result)
 

@@ -8,7 +8,6 @@ What comes alone to an idle worker goes through all of it in the first thread.
 from __future__ import annotations
 
 import gc
-import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,8 +20,9 @@ from gristmill_worker.batching.linger import drain
 from gristmill_worker.batching.planner import Planner
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.engines.base import Engine, Shape, may_pass
-from gristmill_worker.jobs import Batch, BatchRun, Job, Judge, Ran
+from gristmill_worker.jobs import Batch, BatchRun, Job, Judge, Ran, everyone, part_late
 from gristmill_worker.settings import BatchSettings
+from gristmill_worker.sharing import Sharing
 from gristmill_worker.sources.base import Delivery, Outcome, Source
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
 from gristmill_worker.telemetry import Counters, logger
@@ -31,6 +31,7 @@ BACKOFF_S: Final = 0.1, 2.0
 REFUSALS: Final = 5  # in a row, by a Redis that answers otherwise
 LAST_TRY_S: Final = 5.0  # for storing results after the stop signal while Redis is away
 FINISHED_TOGETHER: Final = 256  # requests
+FINISHED_AT_MOST: Final = 2 * FINISHED_TOGETHER  # one batch may answer a whole window of equal requests
 HELD_WINDOWS: Final = 2  # one runs, one is spare
 GC_OBJECTS: Final = 20_000  # between two looks for cycles: several windows' worth, which by then are gone
 
@@ -46,6 +47,7 @@ class Loop:
         batch: BatchSettings,
         sizing: Sizing,
         judge: Judge,
+        sharing: Sharing,
         stop: threading.Event,
     ) -> None:
         self._source = source
@@ -55,6 +57,7 @@ class Loop:
         self._planner = Planner(engine.shapes, sizing.costs)
         self._lengths = sizing.lengths
         self._judge = judge
+        self._sharing = sharing
         self._stop = stop
         self._outage = ""  # the last error of Redis that was logged
         self._gave_up = False  # on storing results, after the stop signal
@@ -126,6 +129,8 @@ class Loop:
 
     def _prepare(self, window: Sequence[Delivery]) -> list[Batch]:
         jobs, refused = self._judge.read(window)
+        jobs, known = self._share(jobs)
+        refused += known
         # What was delivered before may have killed its worker, so it runs alone.
         suspects = [[job] for job in jobs if job.delivery.deliveries > 1]
         fresh = [job for job in jobs if job.delivery.deliveries == 1]
@@ -136,15 +141,24 @@ class Loop:
             good: list[Job] = []
             for job, item in zip(group, items, strict=True):
                 if isinstance(item, ItemError):
-                    refused.append(self._judge.failed(job, item.code, item.message))
+                    refused += [self._judge.failed(each, item.code, item.message) for each in everyone([job])]
                 else:
-                    job.item = item
+                    job.give(item)
                     good.append(job)
             with self.counters.stage("plan"):
                 batches += self._plan(good)
         if refused:
             self._ran.put(refused)
         return batches
+
+    def _share(self, jobs: Sequence[Job]) -> tuple[list[Job], list[Outcome]]:
+        """Return the jobs that have to run, and the outcomes of those whose answer is known."""
+        parted = self._sharing.part(jobs)
+        if self._sharing.answers.on:
+            self.counters.add(cache_hits=len(parted.known), cache_misses=len(jobs) - len(parted.known))
+        if parted.twins:
+            self.counters.add(deduplicated=parted.twins)
+        return parted.to_run, [self._judge.known(job, answer) for job, answer in parted.known]
 
     def _encode(self, jobs: Sequence[Job]) -> list[Encoded | ItemError]:
         if not jobs:
@@ -167,7 +181,7 @@ class Loop:
             return []
         lengths = [job.item.length for job in jobs]
         self._lengths.add(lengths)
-        deadlines = [job.request.deadline_ms or math.inf for job in jobs]
+        deadlines = [job.ends_ms() for job in jobs]
         planned = self._planner.plan(lengths, deadlines)
         return [self._assemble([jobs[i] for i in batch.items], batch.shape) for batch in planned]
 
@@ -179,24 +193,22 @@ class Loop:
     def _run_batches(self) -> None:
         while (window := self._planned.get()) is not None:
             for batch in window:
-                with self._redelivered_on_error([job.delivery for job in batch.jobs]):
+                with self._redelivered_on_error([job.delivery for job in everyone(batch.jobs)]):
                     for ran in self._run_on_time(batch):
                         self._ran.put(ran)
             self._slots.release()
 
     def _run_here(self, batch: Batch) -> None:
         """Run and finish in this thread what came alone to an idle worker: hand-offs would only delay it."""
-        with self._redelivered_on_error([job.delivery for job in batch.jobs]):
+        with self._redelivered_on_error([job.delivery for job in everyone(batch.jobs)]):
             for ran in self._run_on_time(batch):
                 with self.counters.stage("finish"):
-                    if outcomes := self._outcomes(ran):
-                        self._finish(outcomes)
+                    self._finish(self._outcomes(ran))
 
     def _run_on_time(self, batch: Batch) -> Iterator[Ran | list[Outcome]]:
-        late = [job for job in batch.jobs if job.is_late()]
+        jobs, late = part_late(batch.jobs)
         if late:
             yield [self._judge.expired(job) for job in late]
-            jobs = [job for job in batch.jobs if job not in late]
             if not jobs:
                 return
             batch = self._assemble(jobs, batch.shape)
@@ -230,15 +242,14 @@ class Loop:
             with self.counters.stage("finish"):
                 # All that is ready goes in one step: small batches cost more to store than to run.
                 while ran is not None:
-                    held = ran.jobs if isinstance(ran, Ran) else ran
+                    held = everyone(ran.jobs) if isinstance(ran, Ran) else ran
                     with self._redelivered_on_error([each.delivery for each in held]):
                         outcomes += self._outcomes(ran)
                     if len(outcomes) >= FINISHED_TOGETHER or self._ran.empty():
                         break
                     ran = self._ran.get()
-                if outcomes:
-                    with self._redelivered_on_error([outcome.delivery for outcome in outcomes]):
-                        self._finish(outcomes)
+                with self._redelivered_on_error([outcome.delivery for outcome in outcomes]):
+                    self._finish(outcomes)
             more = ran is not None
 
     def _outcomes(self, ran: Ran | list[Outcome]) -> list[Outcome]:
@@ -254,17 +265,20 @@ class Loop:
             padded_tokens=ran.run.shape[0] * ran.run.shape[1],
             engine_us=round(ran.run.run_ms * 1000),
         )
+        if self._sharing.answers.on:
+            values = [self._sharing.keep(*pair) for pair in zip(ran.jobs, values, strict=True)]
         return [
-            self._judge.failed(job, value.code, value.message)
+            self._judge.failed(each, value.code, value.message)
             if isinstance(value, ItemError)
-            else self._judge.ok(job, value, ran.run)
+            else self._judge.ok(each, value, ran.run)
             for job, value in zip(ran.jobs, values, strict=True)
+            for each in (everyone((job,)) if job.twins else (job,))
         ]
 
     def _failures(self, ran: Ran) -> list[Outcome]:
         """Return the outcome of what the engine failed on for good; the rest is delivered again, later."""
         outcomes: list[Outcome] = []
-        for job in ran.jobs:
+        for job in everyone(ran.jobs):
             retry_in_s = self._judge.retry_in_s(job) if ran.may_pass else None
             logger().warning("request_failed", id=job.request.id, error=ran.error, retry_in_s=retry_in_s)
             if retry_in_s is None:
@@ -279,6 +293,12 @@ class Loop:
 
         What Redis refuses is stored one by one, and the one that it refuses alone as an error.
         """
+        if not outcomes:
+            return
+        if len(outcomes) > FINISHED_AT_MOST:
+            for start in range(0, len(outcomes), FINISHED_TOGETHER):
+                self._finish(outcomes[start : start + FINISHED_TOGETHER])
+            return
         give_up, refusals = None, 0
         while True:
             try:

@@ -22,6 +22,7 @@ from gristmill_worker.loop import Loop
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
+from gristmill_worker.sharing import Sharing
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
@@ -71,7 +72,8 @@ def serve(settings: Settings) -> ExitCode:
         max_body_bytes=settings.max_body_bytes,
         retry=settings.retry,
     )
-    loop = Loop(source, engine, task, settings.batch, sizing, judge, stop.event)
+    sharing = Sharing(round(settings.result_cache_mb * 2**20))
+    loop = Loop(source, engine, task, settings.batch, sizing, judge, sharing, stop.event)
     about = _about(name, settings, manifest, engine)
     pulse = Pulse(
         source,

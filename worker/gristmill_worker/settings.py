@@ -68,6 +68,9 @@ class Settings(BaseModel):
     cores: CpuList | None = None  # CPUs to run on; default: those that the process was given
     batch: BatchSettings = BatchSettings()
     truncate: bool = True  # cut long texts; a request's own option goes first
+    result_cache_mb: float = Field(
+        0.0, ge=0, le=1_048_576
+    )  # for answers to requests that come again; 0: none
     lease_s: float = Field(30.0, ge=1, le=86_400)
     result_ttl_s: int = Field(3600, ge=1, le=MAX_TTL_S)
     batch_timeout_s: float = Field(300.0, ge=0, le=86_400)  # after it the process is ended; 0: never
