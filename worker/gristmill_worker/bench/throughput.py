@@ -167,7 +167,7 @@ def read_texts(path: Path | None, column: str | None) -> list[str]:
     a row, that cannot be read.
     """
     if path is None or column is None:
-        return list(dict.fromkeys(documentation()))
+        return list(documentation())
     try:
         with open_reader(path, file_format(path)) as reader:
             texts = [text for row in islice(reader, MOST_ROWS) if (text := row.text(column)).strip()]
