@@ -138,7 +138,7 @@ class Judge:
         self._worker = worker
         self._model = model
         self._max_deliveries = max_deliveries
-        self._max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes
         self._retry = retry or RetrySettings()
 
     def read(self, window: Sequence[Delivery]) -> tuple[list[Job], list[Outcome]]:
@@ -146,7 +146,7 @@ class Judge:
         jobs: list[Job] = []
         refused: list[Outcome] = []
         for delivery in window:
-            request = wire.decode_request(delivery.fields, self._max_body_bytes)
+            request = wire.decode_request(delivery.fields, self.max_body_bytes)
             if isinstance(request, Refusal):
                 refused.append(self._malformed(delivery, request))
                 continue

@@ -16,7 +16,7 @@ from queue import Queue
 from typing import Final
 
 from gristmill.errors import BrokerUnavailable
-from gristmill_worker.batching.linger import drain
+from gristmill_worker.batching.linger import Bounds, drain
 from gristmill_worker.batching.planner import Planner
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.engines.base import Engine, Shape, may_pass
@@ -54,6 +54,7 @@ class Loop:
         self._engine = engine
         self._task = task
         self._batch = batch
+        self._bounds = Bounds(batch.max_items, batch.max_bytes, judge.max_body_bytes)
         self._planner = Planner(engine.shapes, sizing.costs)
         self._lengths = sizing.lengths
         self._judge = judge
@@ -91,7 +92,7 @@ class Loop:
             batches: list[Batch] = []
             try:
                 with self.counters.stage("take"):
-                    window = drain(self._source.take, self._batch.max_items, self._batch.max_wait_ms / 1000)
+                    window = drain(self._source.take, self._bounds, self._batch.max_wait_ms / 1000)
                 reached = True
                 self._outage = ""
                 with self._redelivered_on_error(window):

@@ -34,6 +34,7 @@ class BatchSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_items: int = Field(256, ge=1, le=4096)  # N: requests in one window
+    max_bytes: int = Field(256 * MAX_BODY_BYTES, ge=1)  # of bodies in one window
     max_wait_ms: float = Field(5.0, ge=0, le=60_000)  # T: from the arrival of the oldest
     max_tokens: int = Field(MAX_TOKENS, ge=1)  # of a batch, padding included; bounds the default shapes
     shapes: tuple[tuple[Size, Size], ...] | None = Field(None, min_length=1)  # (batch, sequence)
