@@ -207,7 +207,7 @@ class Judge:
         """Return the outcome of a job that the engine failed on for the last time."""
         attempts = job.delivery.deliveries
         times = f" ({attempts} attempts)" if ran.may_pass and attempts > 1 else ""
-        return self.failed(job, ErrorCode.ENGINE_ERROR, f"{ran.error[:MESSAGE_CHARS]}{times}")
+        return self.failed(job, ErrorCode.ENGINE_ERROR, f"{ran.error[: MESSAGE_CHARS - len(times)]}{times}")
 
     def retry_in_s(self, job: Job) -> float | None:
         """Return when to try a job again whose error may pass; None if it was tried often enough.
