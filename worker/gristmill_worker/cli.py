@@ -131,12 +131,13 @@ def rq(config: Path | None, *, allow_pickle: bool, with_scheduler: bool, path: s
     """
     with console.needs_extra("worker"):
         from gristmill_worker.service import serve as serve_queue
-        from gristmill_worker.settings import load_settings
+        from gristmill_worker.settings import RetrySettings, load_settings
     with console.needs_extra("rq"):
         from gristmill_worker.sources.rq.source import open_source
     sys.path.append(path)
+    settings = load_settings(config, os.environ, flags)
     return serve_queue(
-        load_settings(config, os.environ, flags),
+        settings.model_copy(update={"retry": RetrySettings(max_attempts=1)}),  # jobs say it, the RQ way
         open_source(allow_pickle=allow_pickle, scheduler=with_scheduler),
     )
 

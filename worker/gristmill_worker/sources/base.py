@@ -53,8 +53,11 @@ class Source(Protocol):
         """Store the outcomes atomically; returns how many counted (others were answered elsewhere)."""
         ...
 
-    def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Give up working on ``deliveries``: the next ``take`` delivers again those not finished."""
+    def release(self, deliveries: Sequence[Delivery], after_s: float = 0.0) -> None:
+        """Give up working on ``deliveries``: the next ``take`` delivers again those not finished.
+
+        With ``after_s`` they stay this worker's for so many seconds more before that.
+        """
         ...
 
     def reachable(self) -> bool:

@@ -157,8 +157,8 @@ class RqSource:
         self._exact.submit(endings)
         return finished
 
-    def release(self, deliveries: Sequence[Delivery]) -> None:
-        """See :meth:`~gristmill_worker.sources.base.Source.release`."""
+    def release(self, deliveries: Sequence[Delivery], after_s: float = 0.0) -> None:  # noqa: ARG002
+        """See :meth:`~gristmill_worker.sources.base.Source.release`; pauses are RQ's affair."""
         self._holding.give_up([_own(each).entry for each in deliveries])
 
     def reachable(self) -> bool:
