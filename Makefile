@@ -15,7 +15,7 @@ TOOLS := .tools
 PROMETHEUS := $(if $(shell command -v prometheus),,$(if $(shell command -v apt-get),$(TOOLS)/usr/bin/prometheus))
 APT := apt-get -q -o Dir::State::lists=lists -o Dir::Cache=cache
 
-.PHONY: demo test lint format bench engines soak machine chaos clean
+.PHONY: demo test lint format bench engines soak machine chaos rq-ratio clean
 
 test: $(VENV)/dev $(DEEPSPARSE) $(PROMETHEUS)
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -60,6 +60,10 @@ machine: $(VENV)/dev
 # 200,000 requests under kills, stops, restarts of Redis, poison and junk, and an account of each; some minutes.
 chaos: $(VENV)/dev
 	$(VENV)/bin/python tests/chaos.py $(ARGS)
+
+# Jobs per second of the RQ batch worker and of RQ's own worker with the same engine.
+rq-ratio: $(VENV)/dev
+	$(VENV)/bin/python tests/rq_ratio.py $(ARGS)
 
 # Import a model, fit a small head on the examples in configs/demo, score Python's own documentation.
 demo: $(DEMO)/venv/demo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from redis.crc import key_slot
 
 from gristmill import AsyncClient, Client, urls
 from gristmill.cluster import ClusterRouter, key_of
-from gristmill.errors import InvalidRequestError
+from gristmill.core import Core
+from gristmill.errors import BrokerUnavailable, InvalidRequestError
+from gristmill.ops import Read, Script, Sleep
 from gristmill.routing import Place, Router, Send
 from gristmill.sentinel import SentinelRouter
 
@@ -187,6 +190,18 @@ class TestCluster:
             talk.answer(url, [exceptions.MovedError(f"1 {there}:6379")])
         with pytest.raises(exceptions.ClusterDownError, match="redirect to each other"):
             talk.answer(C, [exceptions.MovedError("1 10.0.0.2:6379")])
+
+
+def test_after_a_lost_connection_a_reply_stream_is_read_from_its_start() -> None:
+    """Another server may have it by now, whose clock is behind: its next entries have lower IDs."""
+    core = Core(max_length=1, max_body_bytes=1, retry_s=1.0)
+    box = core.mailbox("q")
+    box.last_id = "1700000000000-0"
+    read = core.read(box, 1.0, 0, time.monotonic() + 60)
+    assert isinstance(next(read), Read)
+    assert isinstance(read.throw(BrokerUnavailable("gone")), Sleep)
+    assert box.read_command(1)[-1] == "0"
+    assert next(core.listen(box, 0.0)) == Script("listen", [box.key], [600, "0"])  # trims nothing
 
 
 class TestSentinel:

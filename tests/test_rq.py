@@ -1,5 +1,6 @@
 """RQ jobs in batches: clients are plain RQ, jobs end as RQ's own workers would end them."""
 
+import os
 import subprocess
 import sys
 import time
@@ -7,14 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rq
 from redis import Redis
 from rq import Callback, Queue, Retry, Worker
 from rq.job import Dependency, Job
 from rq.registry import ScheduledJobRegistry
+from rq.version import VERSION
 
 from conftest import LABELS, Server, Workers, wait_until
 from gristmill.errors import ExitCode
 from rq_fleet import SCORE, RqFleet
+
+
+def test_the_version_is_the_one_that_is_to_be_tested() -> None:
+    assert os.environ.get("RQ_VERSION", VERSION) == VERSION
 
 
 @pytest.fixture
@@ -229,21 +236,26 @@ def test_scheduled_jobs_come_back_where_that_is_asked_for(fleet: RqFleet) -> Non
 
 
 def test_repeated_jobs_and_times_to_live_are_kept(fleet: RqFleet) -> None:
-    from rq import Repeat  # noqa: PLC0415 - the oldest RQ 2 has none
-
-    repeated = fleet.enqueue("bread", repeat=Repeat(times=2))
+    has_repeat = hasattr(rq, "Repeat")  # RQ 2.0 has none
+    repeated = fleet.enqueue("bread", **({"repeat": rq.Repeat(times=2)} if has_repeat else {}))
     discarded = fleet.enqueue("bread", result_ttl=0)
     for_ever = fleet.enqueue("bread", result_ttl=-1)
     failed = fleet.enqueue("", failure_ttl=70)
-    fleet.start()
-    fleet.wait([discarded, for_ever, failed])
-    wait_until(lambda: len(repeated.results()) == 3)
+    told, plain = (
+        fleet.enqueue("bread", on_success=Callback("callbacks_of_rq.succeeded")),
+        fleet.enqueue("bread"),
+    )
+    fleet.start(config="result_ttl_s: 900")
+    fleet.wait([discarded, for_ever, failed, told, plain])
+    wait_until(lambda: len(repeated.results()) == (3 if has_repeat else 1))
     wait_until(lambda: fleet.statuses([repeated]) == ["finished"])
     assert fleet.statuses([discarded]) == [None]
     assert fleet.redis.ttl(for_ever.key) == -1
     assert fleet.redis.ttl(f"rq:results:{for_ever.id}") == -1
     assert for_ever.id in fleet.queue.finished_job_registry
     assert 0 < fleet.redis.ttl(failed.key) <= 70
+    assert 500 < fleet.redis.ttl(told.key) <= 900
+    assert 500 < fleet.redis.ttl(plain.key) <= 900
     wait_until(fleet.is_clean)
 
 

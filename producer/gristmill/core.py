@@ -203,7 +203,8 @@ class Core:
         try:
             yield Read(box, max(1, int(block_s * 1000)), seen)
         except BrokerUnavailable as error:
-            box.renew_at = 0.0  # after a restart the stream may be gone
+            box.renew_at = 0.0  # after a restart the stream may be gone,
+            box.last_id = "0"  # or another server has it, whose clock gives lower IDs
             if not error.retryable or time.monotonic() > ends:
                 raise
             yield Sleep(0.05)
@@ -249,10 +250,11 @@ class Core:
         ends = time.monotonic() + self.retry_s
         live = []
         for consumer in (yield from self._consumers(keys.check_queue(queue), ends)):
-            name = consumer[b"name"].decode()
+            name = consumer[b"name"].decode("utf-8", "replace")  # anybody can write there
             beat = yield from self.persist(Command(("HGETALL", keys.worker(queue, name))), ends)
             if beat:
-                live.append({key.decode(): value.decode() for key, value in wire.pairs(beat).items()})
+                found = {key.decode("utf-8", "replace"): value for key, value in wire.pairs(beat).items()}
+                live.append({key: value.decode("utf-8", "replace") for key, value in found.items()})
         return live
 
     def _consumers(self, queue: str, ends: float) -> Steps[list[dict[bytes, Any]]]:

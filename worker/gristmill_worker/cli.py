@@ -36,7 +36,11 @@ def _worker_options(command: Command) -> Command:
         (
             click.option("--queue", help="Queue to serve."),
             click.option("--model", type=click.Path(path_type=Path), help="Model directory."),
-            click.option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL."),
+            click.option(
+                "--redis",
+                metavar="URL",
+                help="redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL.",
+            ),
             click.option("--name", help="Worker name, unique among all workers of the queue."),
             variant_options,
             click.option("--threads", type=click.IntRange(min=1), help="Threads of the engine."),

@@ -149,6 +149,7 @@ class Vitals:
     def heartbeat(self) -> dict[str, str]:
         """Return what stands in Redis of this worker while it lives."""
         numbers = {**self.counters.snapshot(), "rss_bytes": int(resident_mb() * 2**20)}
+        numbers["beat_ms"] = int(time.time() * 1000)
         return self.about | {key: str(value) for key, value in numbers.items()}
 
     def _add(self, name: str, values: Sequence[float]) -> None:

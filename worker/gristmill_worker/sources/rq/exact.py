@@ -120,9 +120,12 @@ class Exact:
                     return
             except ERRORS as error:
                 logger().warning("redis_unavailable", error=str(error))
-            except Exception as error:  # noqa: BLE001 - a record that RQ's code cannot read
+            except Exception as error:
+                if ending.broken is not None:
+                    raise
                 logger().exception("job_record_unusable", id=ending.delivery.job_id)
                 ending.broken = error
+                continue
             if self._stopping_at is not None:
                 give_up = give_up or time.monotonic() + LAST_TRY_S
                 if time.monotonic() > give_up:

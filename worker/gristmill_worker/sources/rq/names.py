@@ -11,6 +11,7 @@ from rq.job import Job
 from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
 from rq.results import Result
 from rq.suspension import WORKERS_SUSPENDED
+from rq.utils import as_text
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 
@@ -65,7 +66,7 @@ class Names:
             suspended=WORKERS_SUSPENDED,
             workers=REDIS_WORKER_KEYS,
             queue_workers=WORKERS_BY_QUEUE_KEY % queue.name,
-            job_prefix=Job.key_for(""),
+            job_prefix=as_text(Job.key_for("")),  # bytes in RQ 2.0
             results_prefix=Result.get_key(""),
             execution_prefix=Execution("", "", redis).key.removesuffix(":"),
             job_executions_prefix=ExecutionRegistry("", redis).key,

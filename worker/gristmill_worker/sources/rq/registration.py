@@ -25,9 +25,9 @@ RECORD_TTL_S: Final = 15  # RQ adds a minute: so long a worker that was killed i
 class Registration:
     """RQ's worker object of this process; ``client`` is a connection pool for RQ's own code."""
 
-    def __init__(self, url: str, queue: str, name: str) -> None:
+    def __init__(self, url: str, queue: str, name: str, result_ttl_s: int) -> None:
         self.client = connect(url)
-        self.worker = rq_worker(self.client, queue, name)
+        self.worker = rq_worker(self.client, queue, name, result_ttl_s)
         self.names = Names.of(self.worker.queues[0], name)
         self._entered = False
         self._lock = threading.Lock()
@@ -64,13 +64,14 @@ class Registration:
         self.client.connection_pool.disconnect()
 
 
-def rq_worker(client: Redis, queue: str, name: str) -> SimpleWorker:
+def rq_worker(client: Redis, queue: str, name: str, result_ttl_s: int) -> SimpleWorker:
     """Return RQ's worker object, whose bookkeeping is used, but not its loop; no command is sent."""
     BaseRegistry.death_penalty_class = TimerDeathPenalty  # type: ignore[assignment]  # signals reach the main thread only
     rq_queue = Queue(queue, connection=client, serializer=Json, death_penalty_class=TimerDeathPenalty)
     worker = SimpleWorker([rq_queue], name=name, connection=client, serializer=Json, prepare_for_work=False)
     worker.death_penalty_class = TimerDeathPenalty
     worker.worker_ttl = RECORD_TTL_S
+    worker.default_result_ttl = result_ttl_s
     worker.hostname, worker.pid = socket.gethostname(), os.getpid()
     # RQ has prepared the connection for a wait of many minutes.
     client.connection_pool.connection_kwargs["socket_timeout"] = SOCKET_TIMEOUT_S

@@ -50,7 +50,7 @@ class RqSource:
         self._worker = worker
         self._allow_pickle = allow_pickle
         self._redis = Connections(url)
-        self._registration = Registration(url, queue, worker)
+        self._registration = Registration(url, queue, worker, result_ttl_s)
         self._names = self._registration.names
         self._holding = Holding(self._redis, self._names, worker, lease_s)
         client = self._registration.client
@@ -62,7 +62,7 @@ class RqSource:
             self._redis,
             lambda entry: self._holding.drop([entry]),
         )
-        self._upkeep = Upkeep(url, queue, scheduler=scheduler)
+        self._upkeep = Upkeep(url, queue, worker, scheduler=scheduler)
         self._windows = 0
         self._run_id = uuid.uuid4().hex[:16]
         self._ready = False

@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 from typing import Final
 
+from rq.defaults import DEFAULT_RESULT_TTL
 from rq.scheduler import RQScheduler
 
 from gristmill.driver import ERRORS
@@ -20,9 +21,9 @@ EVERY_S: Final = 1.0
 class Upkeep:
     """A thread with connections of its own, as RQ's code for this may take a while."""
 
-    def __init__(self, url: str, queue: str, *, scheduler: bool) -> None:
+    def __init__(self, url: str, queue: str, name: str, *, scheduler: bool) -> None:
         self._client = connect(url)
-        self._worker = rq_worker(self._client, queue, f"upkeep-{queue}")
+        self._worker = rq_worker(self._client, queue, name, DEFAULT_RESULT_TTL)
         self._scheduler = (
             RQScheduler([queue], connection=self._client, serializer=Json, logging_level="WARNING")
             if scheduler
