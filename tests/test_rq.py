@@ -137,9 +137,15 @@ def test_each_bad_job_fails_with_its_reason_and_harms_no_neighbour(fleet: RqFlee
     fleet.redis.set("rq:job:wrong-type", "no record")
     unreadable = fleet.enqueue("  ", failure_ttl=50)
     fleet.redis.hset(unreadable.key, "failure_ttl", "soon")
+    odd = [fleet.enqueue("bread") for _ in range(5)]
+    for job, value in zip(odd, ("nan", "inf", "-1e400", "soon", b"\xff"), strict=True):
+        for name in ("timeout", "enqueued_at", "repeats_left"):
+            fleet.redis.hset(job.key, name, value)
+    fleet.redis.rpush(fleet.queue.key, b"not-text-\xff")
+    fleet.redis.hset(b"rq:job:not-text-\xff", "data", b"[]")
     good += fleet.enqueue_many(100)
     fleet.start()
-    fleet.wait([*good, *bad, unreadable])
+    fleet.wait([*good, *bad, unreadable, *odd])
     assert {*fleet.statuses(good)} == {"finished"}
     for job, reason in bad.items():
         assert reason in fleet.reason(job)

@@ -114,7 +114,9 @@ class RqSource:
             try:
                 name = job_id.decode()
             except UnicodeDecodeError:
-                logger().error("job_id_not_text", id=repr(job_id))
+                logger().error("job_id_not_text", id=repr(job_id))  # RQ has no such job: it is forgotten
+                entry = job_id + b":" + execution
+                self._redis.calls(("HDEL", names.held, entry), ("ZREM", names.started, entry))
                 continue
             delivery, error = payload.read(
                 name,
