@@ -138,7 +138,7 @@ def test_each_bad_job_fails_with_its_reason_and_harms_no_neighbour(fleet: RqFlee
     unreadable = fleet.enqueue("  ", failure_ttl=50)
     fleet.redis.hset(unreadable.key, "failure_ttl", "soon")
     odd = [fleet.enqueue("bread") for _ in range(5)]
-    for job, value in zip(odd, ("nan", "inf", "-1e400", "soon", b"\xff"), strict=True):
+    for job, value in zip(odd, (b"nan", b"inf", b"-1e400", b"soon", b"\xff"), strict=True):
         for name in ("timeout", "enqueued_at", "repeats_left"):
             fleet.redis.hset(job.key, name, value)
     fleet.redis.rpush(fleet.queue.key, b"not-text-\xff")
