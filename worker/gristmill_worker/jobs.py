@@ -34,6 +34,11 @@ class Job:
         deadline_ms = self.request.deadline_ms
         return deadline_ms is not None and time.time() * 1000 > deadline_ms
 
+    def named(self) -> dict[str, str]:
+        """Return what the log calls it by."""
+        trace = self.request.trace
+        return {"id": self.request.id} | ({"trace": trace} if trace else {})
+
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
@@ -131,14 +136,14 @@ class Judge:
             return outcome
         message = f"the result could not be stored: {error}"
         result = self._error(outcome.result.id, Status.ERROR, ErrorCode.TOO_LARGE, message)
-        return replace(outcome, result=result)
+        return replace(outcome, result=replace(result, trace=outcome.result.trace))
 
     def _given_up(self, job: Job) -> Outcome:
         times = job.delivery.deliveries - 1
         message = (
             f"given up: {times} deliveries ended without a result, it may crash the engine or hold it up"
         )
-        logger().error("request_dead_lettered", id=job.request.id, deliveries=times)
+        logger().error("request_dead_lettered", **job.named(), deliveries=times)
         result = self._error(job.request.id, Status.ERROR, ErrorCode.DEAD_LETTERED, message)
         return self._outcome(job, result, reason="max_deliveries")
 
@@ -148,6 +153,7 @@ class Judge:
             logger().error("entry_dead_lettered", entry=delivery.entry_id.decode(), error=error.message)
             return Outcome(delivery, None, reason=error.message)
         result = self._error(refusal.id, Status.ERROR, error.code, error.message)
+        result = replace(result, trace=refusal.trace)
         return Outcome(delivery, result, refusal.reply, refusal.ttl_s)
 
     def _error(self, request_id: str, status: str, code: str, message: str) -> Result:
@@ -157,4 +163,6 @@ class Judge:
 
     @staticmethod
     def _outcome(job: Job, result: Result, *, reason: str = "") -> Outcome:
+        if job.request.trace is not None:
+            result = replace(result, trace=job.request.trace)
         return Outcome(job.delivery, result, job.request.reply, job.request.ttl_s, reason)
