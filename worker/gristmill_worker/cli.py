@@ -135,10 +135,8 @@ def rq(config: Path | None, *, allow_pickle: bool, with_scheduler: bool, path: s
     with console.needs_extra("rq"):
         from gristmill_worker.sources.rq.source import open_source
     sys.path.append(path)
-    return serve_queue(
-        load_settings(config, os.environ, flags),
-        open_source(allow_pickle=allow_pickle, scheduler=with_scheduler),
-    )
+    settings = load_settings(config, os.environ, flags)
+    return serve_queue(settings, open_source(settings, allow_pickle=allow_pickle, scheduler=with_scheduler))
 
 
 cli.add_command(model)
