@@ -136,10 +136,9 @@ def rq(config: Path | None, *, allow_pickle: bool, with_scheduler: bool, path: s
         from gristmill_worker.sources.rq.source import open_source
     sys.path.append(path)
     settings = load_settings(config, os.environ, flags)
-    return serve_queue(
-        settings.model_copy(update={"retry": RetrySettings(max_attempts=1)}),  # jobs say it, the RQ way
-        open_source(allow_pickle=allow_pickle, scheduler=with_scheduler),
-    )
+    source = open_source(settings, allow_pickle=allow_pickle, scheduler=with_scheduler)
+    # Jobs say how often they are tried, the RQ way.
+    return serve_queue(settings.model_copy(update={"retry": RetrySettings(max_attempts=1)}), source)
 
 
 cli.add_command(model)
