@@ -57,6 +57,11 @@ class Job:
         deadline_ms = self.request.deadline_ms
         return deadline_ms is not None and time.time() * 1000 > deadline_ms
 
+    def named(self) -> dict[str, str]:
+        """Return what the log calls it by."""
+        trace = self.request.trace
+        return {"id": self.request.id} | ({"trace": trace} if trace else {})
+
 
 def everyone(jobs: Iterable[Job]) -> Iterator[Job]:
     """Return jobs and their twins."""
@@ -81,16 +86,15 @@ def part_late(jobs: list[Job]) -> tuple[list[Job], list[Job]]:
 
 
 class Answer(NamedTuple):
-    """An answer that was given before; ``json`` is its value."""
+    """An answer that was given before; ``json`` is its value, which thus nobody can change."""
 
     json: bytes
     tokens: int
     truncated: bool
 
     @property
-    def value(self) -> orjson.Fragment:
-        """The value as it is to be written into a result."""
-        return orjson.Fragment(self.json)
+    def value(self) -> Any:
+        return orjson.loads(self.json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +243,14 @@ class Judge:
             return outcome
         message = f"the result could not be stored: {error}"
         result = self._error(outcome.delivery, outcome.result.id, Status.ERROR, ErrorCode.TOO_LARGE, message)
-        return replace(outcome, result=result)
+        return replace(outcome, result=replace(result, trace=outcome.result.trace))
 
     def _given_up(self, job: Job) -> Outcome:
         times = job.delivery.deliveries - 1
         message = (
             f"given up: {times} deliveries ended without a result, it may crash the engine or hold it up"
         )
-        logger().error("request_dead_lettered", id=job.request.id, deliveries=times)
+        logger().error("request_dead_lettered", **job.named(), deliveries=times)
         result = self._error(job.delivery, job.request.id, Status.ERROR, ErrorCode.DEAD_LETTERED, message)
         return self._outcome(job, result, reason="max_deliveries")
 
@@ -256,6 +260,7 @@ class Judge:
             logger().error("entry_dead_lettered", entry=delivery.entry_id.decode(), error=error.message)
             return Outcome(delivery, None, reason=error.message)
         result = self._error(delivery, refusal.id, Status.ERROR, error.code, error.message)
+        result = replace(result, trace=refusal.trace)
         return Outcome(delivery, result, refusal.reply, refusal.ttl_s)
 
     def _error(self, delivery: Delivery, request_id: str, status: str, code: str, message: str) -> Result:
@@ -272,4 +277,6 @@ class Judge:
 
     @staticmethod
     def _outcome(job: Job, result: Result, *, reason: str = "") -> Outcome:
+        if job.request.trace is not None:
+            result = replace(result, trace=job.request.trace)
         return Outcome(job.delivery, result, job.request.reply, job.request.ttl_s, reason)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Queue
 from typing import Final
@@ -25,7 +25,8 @@ from gristmill_worker.settings import BatchSettings
 from gristmill_worker.sharing import Sharing
 from gristmill_worker.sources.base import Delivery, Outcome, Source
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
-from gristmill_worker.telemetry import Counters, logger
+from gristmill_worker.telemetry import logger
+from gristmill_worker.vitals import Vitals
 
 BACKOFF_S: Final = 0.1, 2.0
 REFUSALS: Final = 5  # in a row, by a Redis that answers otherwise
@@ -48,6 +49,7 @@ class Loop:
         sizing: Sizing,
         judge: Judge,
         sharing: Sharing,
+        vitals: Vitals,
         stop: threading.Event,
     ) -> None:
         self._source = source
@@ -65,7 +67,9 @@ class Loop:
         self._slots = threading.Semaphore(HELD_WINDOWS)
         self._planned: Queue[list[Batch] | None] = Queue()  # bounded by the slots
         self._ran: Queue[Ran | list[Outcome] | None] = Queue(maxsize=8)
-        self.counters = Counters()
+        self._vitals = vitals
+        self.counters = vitals.counters
+        self.on_ran: list[Callable[[Ran], None]] = []  # told of each batch; they do not raise
 
     def run(self) -> None:
         """Take and process windows. Survives every error; only a refused login at the start is raised."""
@@ -88,13 +92,14 @@ class Loop:
     def _feed(self) -> None:
         reached = False
         while not self._stop.is_set():
+            self._vitals.move()
             self._slots.acquire()
             batches: list[Batch] = []
             try:
                 with self.counters.stage("take"):
                     window = drain(self._source.take, self._bounds, self._batch.max_wait_ms / 1000)
                 reached = True
-                self._outage = ""
+                self._reached_redis()
                 with self._redelivered_on_error(window):
                     batches = self._prepare(window)
             except BrokerUnavailable as error:
@@ -170,7 +175,7 @@ class Loop:
         except Exception as error:  # noqa: BLE001 - one request is to blame: find it by going one by one
             if len(jobs) > 1:
                 return [item for job in jobs for item in self._encode([job])]
-            logger().warning("request_failed", id=jobs[0].request.id, error=str(error))
+            logger().warning("request_failed", **jobs[0].named(), error=str(error))
             return [ItemError(f"the request cannot be encoded: {error}")]
         encode_ms = round((time.perf_counter() - started) * 1000, 3)
         for job in jobs:
@@ -220,7 +225,7 @@ class Loop:
         started, started_ms = time.perf_counter(), time.time() * 1000
         outputs, message, passes = None, "", False
         try:
-            with self.counters.stage("run"):
+            with self._vitals.batch(), self.counters.stage("run"):
                 outputs = self._engine.run(batch.inputs)
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to its batch
             message, passes = str(error), may_pass(error)
@@ -256,8 +261,11 @@ class Loop:
     def _outcomes(self, ran: Ran | list[Outcome]) -> list[Outcome]:
         if not isinstance(ran, Ran):
             return ran
+        for tell in self.on_ran:
+            tell(ran)
         if ran.outputs is None:
             return self._failures(ran)
+        self._vitals.ran(ran.run)
         items = [job.item for job in ran.jobs]
         values = self._task.decode(ran.outputs, items)
         self.counters.add(
@@ -267,7 +275,8 @@ class Loop:
             engine_us=round(ran.run.run_ms * 1000),
         )
         if self._sharing.answers.on:
-            values = [self._sharing.keep(*pair) for pair in zip(ran.jobs, values, strict=True)]
+            for job, value in zip(ran.jobs, values, strict=True):
+                self._sharing.keep(job, value)
         return [
             self._judge.failed(each, value.code, value.message)
             if isinstance(value, ItemError)
@@ -281,7 +290,7 @@ class Loop:
         outcomes: list[Outcome] = []
         for job in everyone(ran.jobs):
             retry_in_s = self._judge.retry_in_s(job) if ran.may_pass else None
-            logger().warning("request_failed", id=job.request.id, error=ran.error, retry_in_s=retry_in_s)
+            logger().warning("request_failed", **job.named(), error=ran.error, retry_in_s=retry_in_s)
             if retry_in_s is None:
                 outcomes.append(self._judge.engine_failed(job, ran))
             else:
@@ -322,13 +331,20 @@ class Loop:
                         logger().error("results_not_stored", requests=len(outcomes), error=str(error))
                         return  # the entries stay pending: another worker takes them over
                 self._wait_for_redis(error)
-        self._outage = ""
+        self._reached_redis()
+        self._vitals.finished(outcomes)
         failed = sum(1 for outcome in outcomes if outcome.result is None or not outcome.result.ok)
         self.counters.add(requests=finished, errors=failed, dropped=len(outcomes) - finished)
 
     # All three
 
+    def _reached_redis(self) -> None:
+        self._outage = ""
+        self._vitals.redis_up = True
+
     def _wait_for_redis(self, error: BrokerUnavailable) -> None:
+        self._vitals.redis_up = False
+        self._vitals.move()  # it is not the loop that hangs
         if self._outage != str(error):  # once for each outage
             self._outage = str(error)
             logger().warning("redis_unavailable", error=self._outage)

@@ -16,8 +16,11 @@ from gristmill_worker.cpus import parse_cpu_list
 from gristmill_worker.engines.base import MEMORY_MB
 from gristmill_worker.engines.choice import Wanted
 from gristmill_worker.models.manifest import describe
+from gristmill_worker.topology.bind import MemoryPolicy
+from gristmill_worker.topology.plan import AUTO, Auto
 
 ENV_PREFIX: Final = "GRISTMILL_"
+LOCAL: Final = "127.0.0.1"
 
 
 def _read_cpu_list(value: Any) -> Any:
@@ -25,6 +28,25 @@ def _read_cpu_list(value: Any) -> Any:
 
 
 CpuList = Annotated[tuple[Annotated[int, Field(ge=0, lt=65_536)], ...], BeforeValidator(_read_cpu_list)]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return host and port of "host:port", "[v6]:port" or a port alone, which is of this machine only.
+
+    Raises ValueError.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ValueError(f"{text!r} is no address to listen at: use HOST:PORT, or a PORT of {LOCAL}")
+    return host.strip("[]") or LOCAL, int(port)
+
+
+def _read_address(value: Any) -> Any:
+    host, port = parse_address(str(value))
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+Address = Annotated[str, BeforeValidator(_read_address)]
 Size = Annotated[int, Field(ge=1)]
 
 
@@ -51,7 +73,7 @@ class RetrySettings(BaseModel):
 
 
 class Settings(BaseModel):
-    """One worker process."""
+    """One model on one queue: the workers of one machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,6 +89,7 @@ class Settings(BaseModel):
     cache_dir: Path | None = None  # for what an engine loads faster the next time
     threads: int = Field(1, ge=1)
     cores: CpuList | None = None  # CPUs to run on; default: those that the process was given
+    memory_policy: MemoryPolicy = "preferred"  # of the NUMA node of ``cores``
     batch: BatchSettings = BatchSettings()
     truncate: bool = True  # cut long texts; a request's own option goes first
     result_cache_mb: float = Field(
@@ -78,7 +101,21 @@ class Settings(BaseModel):
     max_deliveries: int = Field(5, ge=1)
     retry: RetrySettings = RetrySettings()
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
+    metrics: Address | None = None  # off: no port is opened unasked
+    # What follows is for 'gristmill-worker run', which starts a process for each core set.
+    workers: Annotated[int, Field(ge=1)] | Auto = AUTO  # auto: as many as there are cores for
+    cores_per_worker: Annotated[int, Field(ge=1)] | Auto = AUTO  # auto: one, or as many as there are threads
+    spares: int = Field(0, ge=0, le=16)  # processes that are warm and wait until another one ends
+    lazy: bool = False  # load the model when its queue has requests
+    idle_s: float = Field(300.0, ge=0)  # lazy: without a request, until it is unloaded
+    max_rss_mb: float | None = Field(None, gt=0)  # a worker that grows above it is replaced
+    shutdown_s: float = Field(60.0, gt=0, le=86_400)  # to finish what was taken; then a process is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def cores_for_one(self) -> int | Auto:
+        """How many cores each worker is to have."""
+        return self.threads if self.cores_per_worker == AUTO and self.threads > 1 else self.cores_per_worker
 
     @property
     def wanted(self) -> Wanted:

@@ -57,7 +57,7 @@ class Engine(Protocol):
 
     name: str
     precision: str
-    shapes: tuple[Shape, ...]  # warmed up; a batch of any other shape is refused
+    shapes: tuple[Shape, ...]  # a batch of any other shape is refused
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch of one of ``shapes``; the outputs belong to the caller. Raises EngineError."""
@@ -77,7 +77,7 @@ class EngineOptions:
 
 
 class LoadEngine(Protocol):
-    """``load`` of an engine's module: returns when every shape has run once.
+    """``load`` of an engine's module: returns when a batch has run, see :func:`warm_up`.
 
     ``manifest`` is of one form. Where memory is short the first shapes get compilations of their own. Raises
     ModelRefusedError for a model that the engine cannot run, InputFileError for options or a CPU that it
@@ -147,6 +147,15 @@ def concrete(tensor: Tensor, shape: Shape) -> tuple[int, ...]:
     """Return the tensor's dimensions at (batch, sequence)."""
     sizes = {"batch": shape[0], "sequence": shape[1]}
     return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in tensor.shape)
+
+
+def warm_up(engine: Engine, inputs: Sequence[Tensor]) -> None:
+    """Run the smallest shape once: what an engine prepares at its first run is ready for all of them.
+
+    A first run at another shape took no longer than the second one, within the noise, in OpenVINO and
+    onnxruntime; to run all shapes takes seconds, in which a worker that was lost is missing.
+    """
+    engine.run(example_inputs(inputs, min(engine.shapes, key=lambda shape: shape[0] * shape[1])))
 
 
 def example_inputs(inputs: Sequence[Tensor], shape: Shape) -> dict[str, Array]:

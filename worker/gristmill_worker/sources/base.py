@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gristmill.driver import Connections
 from gristmill.keys import DEFAULT
 from gristmill.wire import Result
 
@@ -65,4 +66,24 @@ class Source(Protocol):
 
     def recover(self) -> None:
         """Let the next ``take`` look for entries that a lost reply left under this worker's name."""
+        ...
+
+
+class ServedSource(Source, Protocol):
+    """A source as a whole process serves it; the pulse's thread calls the first three with its connection."""
+
+    def renew(self, redis: Connections) -> None:
+        """Renew the hold on everything in flight."""
+        ...
+
+    def beat(self, redis: Connections, fields: Mapping[str, str], ttl_s: int) -> None:
+        """Write this worker's heartbeat."""
+        ...
+
+    def look(self, redis: Connections) -> None:
+        """Find out what dead workers left."""
+        ...
+
+    def leave(self) -> None:
+        """Sign off and close."""
         ...

@@ -58,19 +58,15 @@ class StreamSource:
             self._resume()
             block_s = min(block_s, max(self._deferred.wait_s(), NO_BLOCK_S))
         with self._translated():
-            try:
-                self._prepare()
-                paused = self._reader.paused() or self._deferred.full()
+            self._prepare()
+            paused = self._reader.paused() or self._deferred.full()
+            found = self._leases.own()
+            if not found and not paused and self._takeover.claim(self._redis):
+                self._leases.recover()
                 found = self._leases.own()
-                if not found and not paused and self._takeover.claim(self._redis):
-                    self._leases.recover()
-                    found = self._leases.own()
-                found = self._reader.mark(found)
-                if not found and not paused:
-                    found = self._reader.take(count, block_s)
-            except ERRORS:
-                self._leases.recover()  # what an earlier read or a lost reply gave is under this name
-                raise
+            found = self._reader.mark(found)
+            if not found and not paused:
+                found = self._reader.take(count, block_s)
         self._leases.add(found)
         if paused and not found:
             pause_for(block_s)
@@ -198,6 +194,9 @@ class StreamSource:
         try:
             yield
         except ERRORS as error:
+            # What an earlier read or a lost reply gave is under this name; and where another server answers
+            # next, so may be what was finished on this one.
+            self._leases.recover()
             if str(error).startswith("NOGROUP"):
                 self._ready = False  # Redis came back without its data, or was too full for the group
                 raise BrokerUnavailable(str(translate(error, self._url))) from error
