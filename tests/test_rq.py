@@ -137,9 +137,15 @@ def test_each_bad_job_fails_with_its_reason_and_harms_no_neighbour(fleet: RqFlee
     fleet.redis.set("rq:job:wrong-type", "no record")
     unreadable = fleet.enqueue("  ", failure_ttl=50)
     fleet.redis.hset(unreadable.key, "failure_ttl", "soon")
+    odd = [fleet.enqueue("bread") for _ in range(5)]
+    for job, value in zip(odd, (b"nan", b"inf", b"-1e400", b"soon", b"\xff"), strict=True):
+        for name in ("timeout", "enqueued_at", "repeats_left"):
+            fleet.redis.hset(job.key, name, value)
+    fleet.redis.rpush(fleet.queue.key, b"not-text-\xff")
+    fleet.redis.hset(b"rq:job:not-text-\xff", "data", b"[]")
     good += fleet.enqueue_many(100)
     fleet.start()
-    fleet.wait([*good, *bad, unreadable])
+    fleet.wait([*good, *bad, unreadable, *odd])
     assert {*fleet.statuses(good)} == {"finished"}
     for job, reason in bad.items():
         assert reason in fleet.reason(job)
@@ -283,11 +289,15 @@ def test_suspended_workers_take_nothing_until_they_are_resumed(own_fleet: RqFlee
     assert process.poll() is None
 
 
-def test_queue_names_and_missing_arguments_end_with_a_named_code(fleet: RqFleet) -> None:
+def test_what_cannot_be_served_ends_with_a_named_code(fleet: RqFleet) -> None:
     process = fleet.workers.start_command(["rq", "--queue", "a queue", "--model", str(fleet.model)])
     assert process.wait(timeout=60) == ExitCode.BAD_INPUT
     process = fleet.workers.start_command(["rq", "--model", str(fleet.model)])
     assert process.wait(timeout=60) == ExitCode.BAD_INPUT
+    cluster = ["--redis", "redis+cluster://127.0.0.1:1"]
+    process = fleet.workers.start_command(["rq", "--queue", "q", "--model", str(fleet.model), *cluster])
+    assert process.wait(timeout=60) == ExitCode.BAD_INPUT
+    assert "from a cluster" in fleet.workers.log(2).read_text()
 
 
 def test_a_plain_rq_worker_passes_its_jobs_on_or_says_who_can_run_them(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from queue import Queue
 from typing import Final
 
@@ -48,8 +48,8 @@ class Loop:
         batch: BatchSettings,
         sizing: Sizing,
         judge: Judge,
-        sharing: Sharing,
         vitals: Vitals,
+        sharing: Sharing,
         stop: threading.Event,
     ) -> None:
         self._source = source
@@ -118,7 +118,7 @@ class Loop:
                 self._planned.put(batches)
             else:
                 self._slots.release()
-            if any(job.delivery.deliveries > 1 for batch in batches for job in batch.jobs):
+            if any(job.delivery.suspect for batch in batches for job in batch.jobs):
                 self._wait_until_idle()  # if it kills this process, nothing else is to blame
 
     def _is_idle(self) -> bool:
@@ -137,9 +137,8 @@ class Loop:
         jobs, refused = self._judge.read(window)
         jobs, known = self._share(jobs)
         refused += known
-        # What was delivered before may have killed its worker, so it runs alone.
-        suspects = [[job] for job in jobs if job.delivery.deliveries > 1]
-        fresh = [job for job in jobs if job.delivery.deliveries == 1]
+        suspects = [[job] for job in jobs if job.delivery.suspect]
+        fresh = [job for job in jobs if not job.delivery.suspect]
         batches: list[Batch] = []
         for group in [*suspects, fresh]:
             with self.counters.stage("encode"):
@@ -171,7 +170,8 @@ class Loop:
             return []
         started = time.perf_counter()
         try:
-            items = self._task.encode([job.body for job in jobs])
+            with self._exposing(jobs):
+                items = self._task.encode([job.body for job in jobs])
         except Exception as error:  # noqa: BLE001 - one request is to blame: find it by going one by one
             if len(jobs) > 1:
                 return [item for job in jobs for item in self._encode([job])]
@@ -225,7 +225,7 @@ class Loop:
         started, started_ms = time.perf_counter(), time.time() * 1000
         outputs, message, passes = None, "", False
         try:
-            with self._vitals.batch(), self.counters.stage("run"):
+            with self._exposing(batch.jobs), self._vitals.batch(), self.counters.stage("run"):
                 outputs = self._engine.run(batch.inputs)
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to its batch
             message, passes = str(error), may_pass(error)
@@ -267,7 +267,8 @@ class Loop:
             return self._failures(ran)
         self._vitals.ran(ran.run)
         items = [job.item for job in ran.jobs]
-        values = self._task.decode(ran.outputs, items)
+        with self._exposing(ran.jobs):
+            values = self._task.decode(ran.outputs, items)
         self.counters.add(
             batches=1,
             tokens=sum(item.length for item in items),
@@ -337,6 +338,9 @@ class Loop:
         self.counters.add(requests=finished, errors=failed, dropped=len(outcomes) - finished)
 
     # All three
+
+    def _exposing(self, jobs: Iterable[Job]) -> AbstractContextManager[None]:
+        return self._source.exposing(job.delivery for job in everyone(jobs))
 
     def _reached_redis(self) -> None:
         self._outage = ""

@@ -97,7 +97,7 @@ def serve(
         retry=settings.retry,
     )
     sharing = Sharing(round(settings.result_cache_mb * 2**20))
-    loop = Loop(source, engine, task, batch, sizing, judge, sharing, vitals, stop.event)
+    loop = Loop(source, engine, task, batch, sizing, judge, vitals, sharing, stop.event)
     loop.on_ran = watchers(os.environ, name, settings.queue, manifest.id, shown)
     vitals.about = _about(name, settings, manifest, engine)
     pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)

@@ -96,7 +96,7 @@ class Sharing:
                 if (answer := self.answers.get(job.digest)) is not None:
                     parted.known.append((job, answer))
                     continue
-            first = firsts.setdefault(key, job) if job.delivery.deliveries == 1 else job
+            first = firsts.setdefault(key, job) if not job.delivery.suspect else job
             if first is job:
                 parted.to_run.append(job)
             else:

@@ -120,7 +120,7 @@ class Exact:
                     return
             except ERRORS as error:
                 logger().warning("redis_unavailable", error=str(error))
-            except Exception as error:
+            except Exception as error:  # a record that RQ's code cannot read
                 if ending.broken is not None:
                     raise
                 logger().exception("job_record_unusable", id=ending.delivery.job_id)

@@ -14,7 +14,6 @@ from typing import Any, Final
 import orjson
 
 from gristmill import wire
-from gristmill.errors import InvalidRequestError
 from gristmill.rq_jobs import SCORE, RefusedJobError, ScoreCall, read_call
 from gristmill_worker.sources.base import Delivery
 
@@ -30,6 +29,7 @@ FIELDS: Final = (
     "rate_limit_key",
 )
 _PICKLE_MARK: Final = b"\x80"
+_MOST: Final = 2**53
 _NO_LIMIT: Final = 2**62  # bytes; the loop applies the worker's
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
@@ -103,7 +103,7 @@ def read(
     try:
         call = _call(delivery, _unpack(data or b""), allow_pickle=allow_pickle)
         fields = {b"id": job_id.encode(), b"body": wire.encode_body(call.body, _NO_LIMIT)}
-    except (RefusedJobError, InvalidRequestError) as error:
+    except Exception as error:  # noqa: BLE001 - what was pickled can raise anything, also later
         return delivery, error
     limits: list[float] = []
     if call.deadline_s is not None:
@@ -168,12 +168,13 @@ def _loads(serializer: type[Json | Pickle], data: bytes) -> Any:
 def _unix_s(text: bytes | None) -> float | None:
     try:
         return datetime.fromisoformat(text.decode()).timestamp() if text else None
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
 def _number(text: bytes | None) -> float | None:
     try:
-        return float(text) if text else None
+        number = float(text) if text else None
     except ValueError:
         return None
+    return number if number is not None and abs(number) <= _MOST else None

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Final
 
+from redis import ConnectionPool
 from rq.defaults import DEFAULT_RESULT_TTL
 
-from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, Connections, translate
-from gristmill.errors import BrokerUnavailable, GristmillError
+from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, Connections, open_pool, translate
+from gristmill.errors import BrokerUnavailable, GristmillError, InputFileError, InvalidRequestError
 from gristmill.rq_jobs import RefusedJobError
 from gristmill.wire import Result
 from gristmill_worker.settings import Settings
@@ -118,7 +119,9 @@ class RqSource:
             try:
                 name = job_id.decode()
             except UnicodeDecodeError:
-                logger().error("job_id_not_text", id=repr(job_id))
+                logger().error("job_id_not_text", id=repr(job_id))  # RQ has no such job: it is forgotten
+                entry = job_id + b":" + execution
+                self._redis.calls(("HDEL", names.held, entry), ("ZREM", names.started, entry))
                 continue
             delivery, error = payload.read(
                 name,
@@ -167,6 +170,10 @@ class RqSource:
             self._deferred.add(deliveries, after_s)
             return
         self._holding.give_up([_own(each).entry for each in deliveries])
+
+    def exposing(self, deliveries: Iterable[Delivery]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Keep no note: what a dead worker held runs again job by job."""
+        return nullcontext()
 
     def reachable(self) -> bool:
         """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
@@ -230,15 +237,24 @@ class RqSource:
             raise translate(error, self._url) from error
 
 
-def open_source(*, allow_pickle: bool, scheduler: bool) -> Callable[[Settings, str], ServedSource]:
-    """Return what opens the RQ queue that settings name.
+def open_source(
+    settings: Settings, *, allow_pickle: bool, scheduler: bool
+) -> Callable[[Settings, str], ServedSource]:
+    """Return what opens the RQ queue that ``settings`` name; raises InputFileError where RQ cannot be there.
 
     Unless they say how long to keep results, these are kept as long as RQ's own workers do.
     """
+    try:
+        open_pool(ConnectionPool, settings.redis).disconnect()
+    except InvalidRequestError as error:
+        raise InputFileError(
+            f"redis: {error}; RQ jobs are served from one server (redis://, rediss:// or unix://), "
+            "not through sentinels or from a cluster"
+        ) from error
+    redirect_log()
+    said = "result_ttl_s" in settings.model_fields_set
 
     def opened(settings: Settings, name: str) -> ServedSource:
-        redirect_log()
-        said = "result_ttl_s" in settings.model_fields_set
         return RqSource(
             settings.redis,
             settings.queue,
