@@ -131,26 +131,6 @@ def test_an_error_of_the_tokenizer_fails_one_job(fleet: RqFleet) -> None:
     assert {*fleet.statuses(jobs)} == {"finished"}
 
 
-def test_a_job_that_lacks_memory_is_tried_again_while_others_go_on(fleet: RqFleet) -> None:
-    jobs, passes, stays = fleet.enqueue_many(30), fleet.enqueue("the sack"), fleet.enqueue("barley")
-    fleet.start(config="retry: {backoff_s: 0.05}", program=FAULTY)
-    fleet.wait([*jobs, passes, stays])
-    assert {*fleet.statuses([*jobs, passes])} == {"finished"}
-    assert "(3 attempts)" in fleet.reason(stays)
-    wait_until(fleet.is_clean)
-
-
-def test_a_worker_that_ends_puts_back_a_job_that_waits_for_its_next_attempt(fleet: RqFleet) -> None:
-    job = fleet.enqueue("barley")
-    process = fleet.start(config="retry: {backoff_s: 3600, max_backoff_s: 3600}", program=FAULTY)
-    wait_until(lambda: "retry_in_s" in fleet.workers.log().read_text())
-    process.terminate()
-    assert process.wait(timeout=60) == ExitCode.OK
-    fleet.start()
-    fleet.wait([job])
-    assert fleet.statuses([job]) == ["finished"]
-
-
 def test_sigterm_finishes_what_was_taken_and_leaves_the_rest_in_the_queue(fleet: RqFleet) -> None:
     jobs = fleet.enqueue_many(5000)
     process = fleet.start(config=SMALL)

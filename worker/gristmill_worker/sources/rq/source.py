@@ -21,7 +21,6 @@ from gristmill.rq_jobs import RefusedJobError
 from gristmill.wire import Result
 from gristmill_worker.settings import Settings
 from gristmill_worker.sources.base import Delivery, Outcome, ServedSource
-from gristmill_worker.sources.deferred import Deferred
 from gristmill_worker.sources.rq import payload
 from gristmill_worker.sources.rq.exact import Ending, Exact
 from gristmill_worker.sources.rq.finishing import Finisher
@@ -65,7 +64,6 @@ class RqSource:
             lambda entry: self._holding.drop([entry]),
         )
         self._upkeep = Upkeep(url, queue, worker, scheduler=scheduler)
-        self._deferred = Deferred()
         self._windows = 0
         self._run_id = uuid.uuid4().hex[:16]
         self._ready = False
@@ -75,11 +73,9 @@ class RqSource:
 
         What this worker does not run is failed on the way.
         """
-        while due := self._deferred.pop():
-            self.release(due)
         with self._translated():
             self._prepare()
-            if self._exact.is_busy() or self._deferred.full():
+            if self._exact.is_busy():
                 _pause(block_s)
                 return []
             suspended, found = self._take(count, block_s)
@@ -164,11 +160,8 @@ class RqSource:
         self._exact.submit(endings)
         return finished
 
-    def release(self, deliveries: Sequence[Delivery], after_s: float = 0.0) -> None:
-        """See :meth:`~gristmill_worker.sources.base.Source.release`."""
-        if after_s > 0:  # meanwhile they are in flight
-            self._deferred.add(deliveries, after_s)
-            return
+    def release(self, deliveries: Sequence[Delivery], after_s: float = 0.0) -> None:  # noqa: ARG002
+        """See :meth:`~gristmill_worker.sources.base.Source.release`; pauses are RQ's affair."""
         self._holding.give_up([_own(each).entry for each in deliveries])
 
     def exposing(self, deliveries: Iterable[Delivery]) -> AbstractContextManager[None]:  # noqa: ARG002
