@@ -158,7 +158,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Workers:
-    """Starts ``gristmill-worker run`` processes and ends those that a test leaves."""
+    """Starts ``gristmill-worker serve`` processes and ends those that a test leaves."""
 
     url: str
     queue: str
@@ -181,7 +181,7 @@ class Workers:
         number = len(self.processes)
         path = self.folder / f"worker-{number}.yaml"
         path.write_text(config or "{}")
-        command = ["run", str(path), "--model", str(model)]
+        command = ["serve", str(path), "--model", str(model)]
         command += ["--queue", self.queue, "--redis", url, "--name", f"w{number}", *flags]
         process = self.start_command(command, env=env, program=program)
         if ready:

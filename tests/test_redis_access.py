@@ -14,6 +14,7 @@ from redis import Redis
 from conftest import PROGRAMS, Server, Workers
 from gristmill import Client, keys
 from gristmill.errors import BrokerUnavailable
+from probes import fetch_metrics
 from topologies import free_ports
 
 
@@ -50,13 +51,14 @@ def test_the_users_of_the_example_can_do_their_work_and_nothing_else(
     producer, worker = as_user(guarded, "producer", "change-me"), as_user(guarded, "worker", "change-me-too")
     workers = Workers(worker, QUEUE, tmp_path)
     try:
-        workers.start(tiny_classifier, config="{lease_s: 1}", ready=False)
+        workers.start(tiny_classifier, "--metrics", "0", config="{lease_s: 1}", ready=False)
         with Client(producer) as client:
             results = client.score_many(QUEUE, ["bread", "the mill", "water"])
             assert [result.status for result in results] == ["ok"] * 3
             assert client.result(client.submit(QUEUE, "flour"), timeout_s=60).ok
             assert [beat["name"] for beat in client.workers(QUEUE)] == ["w0"]
             assert client.depth(QUEUE).dead == 0
+            assert f'gristmill_queue_waiting{{queue="{QUEUE}"}} 0.0' in fetch_metrics(workers.log())
             for refused in (
                 lambda: client.submit("another", "bread"),
                 lambda: client.pause(QUEUE),

@@ -31,6 +31,7 @@ from gristmill.errors import (
     NoWorkerError,
     QueueFull,
 )
+from gristmill.top import top
 
 PRIVATE_QUEUE: Final = "score"
 SUBMIT_LINES: Final = 1000  # of standard input, at a time
@@ -250,6 +251,7 @@ def result(queue: str, request_id: str, timeout: float, redis: str) -> int:
 cli.add_command(operate.queue)
 cli.add_command(operate.dead)
 cli.add_command(operate.cancel)
+cli.add_command(top)
 
 
 def main() -> NoReturn:
