@@ -32,6 +32,7 @@ BACKOFF_S: Final = 0.1, 2.0
 REFUSALS: Final = 5  # in a row, by a Redis that answers otherwise
 LAST_TRY_S: Final = 5.0  # for storing results after the stop signal while Redis is away
 FINISHED_TOGETHER: Final = 256  # requests
+LOGGED_IDS: Final = 20  # of a window that failed
 FINISHED_AT_MOST: Final = 2 * FINISHED_TOGETHER  # one batch may answer a whole window of equal requests
 HELD_WINDOWS: Final = 2  # one runs, one is spare
 GC_OBJECTS: Final = 20_000  # between two looks for cycles: several windows' worth, which by then are gone
@@ -363,6 +364,7 @@ class Loop:
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - a panic of the tokenizer is no Exception
-            logger().error("window_failed", requests=len(deliveries), exc_info=error)
+            ids = [each.fields.get(b"id", b"").decode("utf-8", "replace") for each in deliveries[:LOGGED_IDS]]
+            logger().error("window_failed", requests=len(deliveries), ids=ids, exc_info=error)
             self._source.release(deliveries)
             time.sleep(BACKOFF_S[0])  # an error that comes at once must not fill the log

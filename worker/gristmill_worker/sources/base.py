@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gristmill.driver import Connections
@@ -25,6 +25,7 @@ class Delivery:
     priority: str = DEFAULT
     cancelled: bool = False
     calm: bool = False
+    _enqueued_ms: int = field(default=-1, init=False, repr=False, compare=False)  # -1: not read yet
 
     @property
     def suspect(self) -> bool:
@@ -34,7 +35,9 @@ class Delivery:
     @property
     def enqueued_ms(self) -> int:
         """Unix time of its arrival in the queue, by Redis's clock."""
-        return int(self.entry_id.partition(b"-")[0])
+        if self._enqueued_ms < 0:  # it is asked for several times
+            self._enqueued_ms = int(self.entry_id.partition(b"-")[0])
+        return self._enqueued_ms
 
 
 @dataclass(slots=True)
