@@ -167,12 +167,16 @@ class TestScoreWithRunningWorkers:
         assert len(json.loads(read_csv(tmp_path / "out.csv")[9]["gm_embedding"])) > 1
 
 
+def parts(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
 def start_private(model: Path, source: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
     """Start a scoring that takes long, and return when its first rows are written."""
     arguments = ["score", source, "--out", out, "--text-column", "text", "--model", model]
     process = subprocess.Popen([*GRISTMILL, *map(str, arguments), *flags], stderr=subprocess.PIPE)
-    part = out.with_name(out.name + ".part")
-    wait_until(lambda: process.poll() is not None or (part.exists() and part.stat().st_size > 0))
+    rows = out.with_name(out.name + ".parts") / "rows"
+    wait_until(lambda: process.poll() is not None or any(part.stat().st_size for part in parts(rows)))
     assert process.poll() is None
     return process
 
@@ -206,20 +210,26 @@ class TestScoreWithAPrivateWorker:
         assert [row["id"] for row in read_csv(out)] == [str(i) for i in range(2000)]
         assert not list(tmp_path.glob("gristmill-*"))
 
-    def test_ctrl_c_keeps_what_was_scored_and_cleans_up(self, tiny_classifier: Path, tmp_path: Path) -> None:
+    def test_ctrl_c_keeps_what_was_scored_cleans_up_and_says_how_to_go_on(
+        self, tiny_classifier: Path, tmp_path: Path
+    ) -> None:
         source, out = write_rows(tmp_path / "in.csv", ROWS), tmp_path / "out.csv"
-        with start_private(tiny_classifier, source, out) as process:
+        with start_private(tiny_classifier, source, out, "--force") as process:
             started, folder = what_it_started(process)
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == ExitCode.INTERRUPTED
-        assert f"scored rows are in {out}.part" in stderr.decode()
+        lines = [line for line in stderr.decode().splitlines() if line]
+        assert lines[0] == "finishing what is in flight; once more to stop at once"
+        assert lines[1].endswith(f" scored rows are kept in {out}.parts")
+        assert lines[2].startswith(f"to go on: cli.py score {source} --out {out} --text-column text --model")
+        assert "--force" not in lines[2]
         assert b"Traceback" not in stderr
         assert not folder.exists()
         assert not any(map(is_running, started))
         assert not out.exists()
-        rows = read_csv(out.with_name("out.csv.part"))
-        assert f"{len(rows):,} scored rows" in stderr.decode()
+        rows = [row for part in parts(tmp_path / "out.csv.parts" / "rows") for row in read_csv(part)]
+        assert lines[1].startswith(f"{len(rows):,} scored rows")
         assert [row["id"] for row in rows] == [str(i) for i in range(len(rows))]
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -247,7 +257,7 @@ class TestScoreWithAPrivateWorker:
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == ExitCode.FAILURE
         assert stderr.decode().splitlines()[-1] == "error: the worker ended with exit code 137"
-        assert f"scored rows are in {out}.part" in stderr.decode()
+        assert f"scored rows are kept in {out}.parts" in stderr.decode()
         assert not any(map(is_running, started))
         assert not folder.exists()
 

@@ -181,7 +181,7 @@ class StreamSource:
         try:
             yield
         except ERRORS as error:
-            if str(error).startswith("NOGROUP"):
+            if "NOGROUP" in str(error):  # Redis 6.2 puts more before an error in a script
                 self._ready = False  # Redis came back without its data, or was too full for the group
                 raise BrokerUnavailable(str(translate(error, self._url))) from error
             raise translate(error, self._url) from error
