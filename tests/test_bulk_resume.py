@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any
 
 import pytest
 
+from bulk_rows import Cut, cut_at, write_input
 from conftest import Server, Workers, wait_until
 from gristmill import Client
 from gristmill.bulk import Job, Summary, checkpoint, score_file
 from gristmill.bulk.checkpoint import Store
 from gristmill.embedded import PrivateRedis, PrivateWorkers
 from gristmill.errors import BrokerUnavailable, InputFileError, TooManyErrors
-
-ROWS = 3000
 
 
 @pytest.fixture(scope="module")
@@ -31,39 +29,6 @@ def scorer(tiny_classifier: Path) -> Iterator[Client]:
         patch.setenv("GRISTMILL_ENGINE", "null")
         with PrivateWorkers(tiny_classifier, "labels", redis, threads=1), Client(redis.url) as client:
             yield client
-
-
-def write_input(path: Path, seed: int = 1, rows: int = ROWS) -> Path:
-    """Write rows of every kind that a reader has to find its way through again, some of them bad."""
-    chooser = random.Random(seed)
-    with path.open("wb") as file:
-        jsonl = path.name.startswith("jsonl") or ".jsonl" in path.name
-        if not jsonl:
-            file.write(b"\xef\xbb\xbfid,text\r\n")
-        for i in range(rows):
-            text = " ".join(chooser.choices(["mill", "grain", "zwölf 🌾"], k=chooser.randint(1, 8)))
-            kind = chooser.randrange(40)
-            if jsonl:
-                lines = ["", "nonsense", '{"id": 1}'] if kind < 3 else []
-                line = lines[kind] if lines else json.dumps({"id": i, "text": text})
-                file.write(line.encode() + b"\n")
-            else:
-                odd = [f'{i},"{text}\r\n{text}"', f"{i}", f"{i},", f'{i},"a"b', f"{i},a,b,c", "", f"{i},a\rx"]
-                line = odd[kind] if kind < len(odd) else f"{i},{text}"
-                file.write(line.encode() + (b"\xff\n" if kind == 9 else b"\n"))
-    return path
-
-
-class Cut(Exception):  # noqa: N818 - no error
-    """What a test ends a run with."""
-
-
-def cut_at(rows: int) -> Any:
-    def on_progress(summary: Summary) -> None:
-        if summary.rows == rows:
-            raise Cut
-
-    return on_progress
 
 
 def files(folder: Path, name: str) -> dict[str, bytes]:

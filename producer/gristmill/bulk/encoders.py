@@ -6,16 +6,15 @@ they become U+FFFD, as no reader of the other format would take them.
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import orjson
 
 from gristmill.bulk.rows import Row
-
-_OPTIONS: Final = orjson.OPT_NON_STR_KEYS
 
 
 class Encoder(Protocol):
@@ -66,20 +65,20 @@ class JsonlEncoder:
     def row(self, row: Row, results: Mapping[str, Any]) -> bytes:
         added = {name: results.get(name) for name in self._results}
         if row.values is None:
-            return _json({self._line_column: row.line, **added}) + b"\n"
+            return to_json({self._line_column: row.line, **added}) + b"\n"
         if row.raw is not None and self._columns is None:
             # The input's own text, not a copy: numbers, order and odd bytes stay as they are.
             comma = b"," if row.values and added else b""
-            return row.raw[:-1].rstrip() + comma + _json(added)[1:] + b"\n"
+            return row.raw[:-1].rstrip() + comma + to_json(added)[1:] + b"\n"
         names = row.values if self._columns is None else [n for n in self._columns if n in row.values]
-        return _json({name: valid(row.values[name]) for name in names} | added) + b"\n"
+        return to_json({name: valid(row.values[name]) for name in names} | added) + b"\n"
 
 
 def as_text(value: Any) -> str:
     """Return what stands for ``value`` in a cell of text: itself, nothing for None, else its JSON."""
     if isinstance(value, str):
         return value
-    return "" if value is None else _json(value).decode()
+    return "" if value is None else to_json(value).decode()
 
 
 def valid(text: Any) -> Any:
@@ -89,5 +88,10 @@ def valid(text: Any) -> Any:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _json(value: Any) -> bytes:
-    return orjson.dumps(value, default=str, option=_OPTIONS)
+def to_json(value: Any) -> bytes:
+    """Return ``value`` as JSON, also where Parquet knows a type that JSON does not."""
+    return orjson.dumps(value, default=_other, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _other(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -91,18 +91,22 @@ class Plan:
                 "JSON Lines from standard input can only become JSON Lines, as the columns are not known "
                 "before the end: save it as a file first"
             )
+        if self.kind.format is Format.PARQUET and len({one.kind.format for one in self.inputs}) > 1:
+            raise InputFileError("inputs of several formats cannot become one Parquet file: score them apart")
         if not self.piped:
             self.source().check()
 
     def source(self, start: Place = BEGINNING) -> Source:
         """Return the rows of all inputs from ``start`` on."""
-        needed = [name for name in (self.job.text_column, self.job.pair_column) if name is not None]
+        texts = [name for name in (self.job.text_column, self.job.pair_column) if name is not None]
         return Source(
             self.inputs,
             start,
             delimiter=self.job.delimiter,
             same_columns=self.same_columns,
-            needed=[*needed, *(self.job.columns or ())],
+            texts=texts,
+            passed=self.job.columns,
+            arrow=self.kind.format is Format.PARQUET,
         )
 
     @property

@@ -11,13 +11,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
-import orjson
-
 from gristmill.bulk.checkpoint import OLD, State, Store
 from gristmill.bulk.disk import GrowingFile, disk_errors, put_name, sync_folder
-from gristmill.bulk.encoders import CsvEncoder, Encoder, JsonlEncoder, valid
+from gristmill.bulk.encoders import CsvEncoder, Encoder, JsonlEncoder, to_json, valid
 from gristmill.bulk.files import filesystem, is_url, remote_errors
 from gristmill.bulk.job import Plan
+from gristmill.bulk.kinds import Format
 from gristmill.bulk.layout import Layout, error_of
 from gristmill.bulk.rows import Row
 from gristmill.bulk.source import Source
@@ -198,7 +197,7 @@ def reject(name: str, row: Row, result: Result) -> bytes:
     code, message = error_of(result)
     values = None if row.values is None else {key: valid(value) for key, value in row.values.items()}
     record = {"file": name, "line": row.line, "code": code, "message": message, "row": values}
-    return orjson.dumps(record, default=str, option=orjson.OPT_NON_STR_KEYS) + b"\n"
+    return to_json(record) + b"\n"
 
 
 def make_encoder(plan: Plan, layout: Layout, columns: Sequence[str] | None) -> Encoder:
@@ -223,8 +222,14 @@ def _fields(state: State) -> dict[str, Any]:
     return {name: getattr(state, name) for name in State.__slots__}
 
 
-def open_output(plan: Plan, layout: Layout, source: Source, store: Store | None, summary: Summary) -> Output:
-    """Return where the run's rows go."""
+def open_output(
+    plan: Plan, layout: Layout, source: Source, store: Store | None, summary: Summary, width: int | None
+) -> Output:
+    """Return where the run's rows go; ``width`` is the number of floats of an embedding."""
+    if store is not None and plan.kind.format is Format.PARQUET:
+        from gristmill.bulk.parquet import ParquetParts  # noqa: PLC0415 - an extra
+
+        return StoredOutput(plan, store, ParquetParts(store.rows, source.fields(), layout, width), summary)
     encoder = make_encoder(plan, layout, source.columns)
     if store is None:
         return StreamedOutput(plan, StreamOut(sys.stdout.buffer, plan.kind, encoder), summary)

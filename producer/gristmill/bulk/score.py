@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import Final
 
 from gristmill.bulk.checkpoint import State, Store
 from gristmill.bulk.job import Job, Plan
+from gristmill.bulk.kinds import Format
 from gristmill.bulk.layout import Layout
 from gristmill.bulk.outputs import Output, open_output
+from gristmill.bulk.pace import Pace
 from gristmill.bulk.rows import Row
 from gristmill.bulk.source import Source
 from gristmill.bulk.summary import OnProgress, Summary
@@ -20,6 +23,7 @@ from gristmill.errors import InputFileError, InvalidRequestError, NoWorkerError,
 from gristmill.wire import Result
 
 Stop = Callable[[], bool]
+PROBE: Final = "a"  # a text to see by how long embeddings are
 
 
 def served_task(client: Client, queue: str) -> str:
@@ -56,6 +60,10 @@ def score_file(
     layout = Layout(
         task, queue=job.queue, prefix=job.prefix, top_k=job.top_k, truncate=job.truncate, chosen=job.results
     )
+    width = None
+    if plan.kind.format is Format.PARQUET and "embedding" in layout.names:
+        width = len(client.score(job.queue, PROBE, job.wait or 1.0))
+        layout.options["encoding"] = "base64"  # the bytes are what a column of floats is made of
     summary = Summary()
     with ExitStack() as stack:
         store = None
@@ -67,7 +75,7 @@ def score_file(
         state = State() if store is None else store.state
         source = stack.enter_context(plan.source(state.place))
         _check_names(source, layout, job)
-        output = stack.enter_context(open_output(plan, layout, source, store, summary))
+        output = stack.enter_context(open_output(plan, layout, source, store, summary, width))
         summary.size_bytes = source.size_bytes
         try:
             if not state.ended:
@@ -109,6 +117,7 @@ def _results(
     client: Client, job: Job, layout: Layout, source: Source, stop: Stop
 ) -> Iterator[tuple[Row, Result]]:
     rows: deque[Row] = deque()  # read and not yielded yet: at most a window
+    pace = Pace(lambda: client.workers(job.queue), job.window)
     stopped = False
 
     def items() -> Iterator[Item]:
@@ -117,6 +126,7 @@ def _results(
             if stop():
                 stopped = True
                 return
+            pace.took(row.size)
             rows.append(_checked(row, layout, job))
             yield _item(rows[-1], job)
 
@@ -128,12 +138,15 @@ def _results(
         job.queue,
         items(),
         ordered=True,
-        window=job.window or 1024,
+        window=pace.window,
         options=layout.options,
         priority=job.priority,
         on_silence=on_silence,
     ):
-        yield rows.popleft(), result
+        row = rows.popleft()
+        pace.gave(row.size)
+        pace.update()
+        yield row, result
     if stopped:
         raise KeyboardInterrupt
 
