@@ -51,15 +51,23 @@ class Input:
         }
 
     @property
+    def web(self) -> bool:
+        return self.name.startswith(("http://", "https://"))
+
+    @property
     def piped(self) -> bool:
         return self.name == STANDARD_STREAM
 
-    def open(self) -> BinaryIO:
-        """Open it for reading bytes as they are stored; raises InputFileError."""
+    def open(self, *, forward: bool = False) -> BinaryIO:
+        """Open it for reading bytes as they are stored; raises InputFileError.
+
+        ``forward``: from the beginning to the end only, which is all that many web servers can do.
+        """
         if is_url(self.name):
+            streamed = {"block_size": 0} if forward and self.web else {}
             with remote_errors(self.name):
                 fs, path = filesystem(self.name)
-                return cast("BinaryIO", fs.open(path, "rb"))
+                return cast("BinaryIO", fs.open(path, "rb", **streamed))
         with read_errors(self.name):
             # Unbuffered: of a pipe whatever is there is taken, without waiting for more.
             return Path("/dev/stdin" if self.piped else self.name).open("rb", buffering=0)
@@ -149,13 +157,13 @@ class ByteStream:
         self.taken = 0
         self._source = source
         self._offset = offset
-        self._file = source.open()
+        self._file = source.open(forward=True)
 
     def __iter__(self) -> Iterator[bytes]:
         offset = self._offset
         if self._source.kind.compression is Compression.NONE:
             chunks = self._stored(CHUNK)
-            if offset and self._file.seekable():
+            if offset and not self._source.web and self._file.seekable():
                 self._file.seek(offset)
                 self.taken, offset = offset, 0
         else:
@@ -167,7 +175,7 @@ class ByteStream:
 
     def _stored(self, size: int) -> Iterator[bytes]:
         while True:
-            with read_errors(self._source.name):
+            with (remote_errors if is_url(self._source.name) else read_errors)(self._source.name):
                 chunk = self._file.read(size)
             if not chunk:
                 return

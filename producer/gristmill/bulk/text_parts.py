@@ -132,7 +132,7 @@ def _packer(compression: Compression) -> Packer:
         return zlib.compressobj(6, wbits=31)  # the header of gzip, without a time: the same bytes each time
     with needs_extra("bulk"):
         import zstandard  # noqa: PLC0415 - an extra
-    return cast("Packer", zstandard.ZstdCompressor(level=3).compressobj())
+    return cast("Packer", zstandard.ZstdCompressor(level=3, write_checksum=True).compressobj())
 
 
 class StreamOut:
