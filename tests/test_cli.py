@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -127,6 +128,14 @@ class TestScoreWithRunningWorkers:
         again = gristmill(*arguments, url=redis_url)
         assert again.returncode == ExitCode.BAD_INPUT
         assert again.stderr.decode() == f"error: {out} exists already: use --force to replace it\n"
+        costs = gristmill(*arguments, "--force", "--cost-per-hour", "0.36", url=redis_url)
+        summary = dict(line.split(maxsplit=1) for line in costs.stderr.decode().splitlines())
+        seconds = float(summary["rows"].removeprefix("300 in ").removesuffix(" s"))
+        cost, per_million, per_million_tokens = re.findall(r"[\d.,e+-]*\d", summary["cost"])
+        assert float(cost) == pytest.approx(seconds * 0.36 / 3600, abs=0.06 * 0.36 / 3600)
+        assert float(per_million.replace(",", "")) == pytest.approx(float(cost) / 300 * 1e6, rel=0.01)
+        assert "per million tokens" in summary["cost"]
+        assert float(per_million_tokens.replace(",", "")) < float(per_million.replace(",", ""))
         quiet = gristmill(*arguments, "--force", "--quiet", url=redis_url)
         assert (quiet.returncode, quiet.stdout, quiet.stderr) == (ExitCode.OK, b"", b"")
 
@@ -231,6 +240,14 @@ class TestScoreWithAPrivateWorker:
         rows = [row for part in parts(tmp_path / "out.csv.parts" / "rows") for row in read_csv(part)]
         assert lines[1].startswith(f"{len(rows):,} scored rows")
         assert [row["id"] for row in rows] == [str(i) for i in range(len(rows))]
+
+        arguments = ["score", source, "--out", out, "--text-column", "text", "--model", tiny_classifier]
+        command = [*GRISTMILL, *map(str, arguments)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            process.kill()
+        assert " ".join(line.split()) == f"going on after {len(rows):,} rows that are in {out}.parts"
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_nothing_outlives_it_however_it_is_killed(

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from gristmill import console
+from gristmill.bulk.checkpoint import read_state
 from gristmill.bulk.display import preview_table, print_summary, progress_bar
 from gristmill.bulk.files import STANDARD_STREAM
 from gristmill.bulk.job import PART_ROWS, Job, Plan
@@ -146,6 +147,7 @@ def score(
             else:
                 client = _private_workers(stack, model, workers or 1, threads)
         stop = stack.enter_context(_first_signal(terminal)) if not (plan.piped or plan.streamed) else _never
+        _tell_of_earlier(terminal, plan)
         try:
             with progress_bar(terminal) as on_progress:
                 summary = score_file(client, job, on_progress, stop=stop)
@@ -167,6 +169,16 @@ def resume_command() -> str:
     return shlex.join(word for word in words if word != "--force")
 
 
+def _tell_of_earlier(terminal: Console, plan: Plan) -> None:
+    if plan.streamed or plan.job.force or not plan.folder.is_dir():
+        return
+    rows = read_state(plan.folder).rows
+    if rows and plan.piped:
+        terminal.out(f"standard input cannot be resumed: {plan.folder} is started afresh", highlight=False)
+    elif rows:
+        terminal.out(f"going on after {rows:,} rows that are in {plan.folder}", highlight=False)
+
+
 def _never() -> bool:
     return False
 
@@ -180,7 +192,7 @@ def _first_signal(terminal: Console) -> Iterator[Stop]:
         if seen:
             raise KeyboardInterrupt
         seen.append(number)
-        terminal.print("finishing what is in flight; once more to stop at once", highlight=False)
+        terminal.out("finishing what is in flight; once more to stop at once", highlight=False)
 
     previous = {
         number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -48,7 +48,9 @@ def score_file(
     """Score every row of the job's inputs and write it to its output; one row out per row in, in order.
 
     A run that was interrupted goes on where its last checkpoint is, if the inputs and whatever shapes the
-    output are the same; else InputFileError is raised, unless ``job.force`` starts afresh. ``on_progress`` is
+    output are the same; else InputFileError is raised, unless ``job.force`` starts afresh. Its requests have
+    fresh IDs: what the earlier process had in flight runs for nobody, and is scored once more. The work is
+    done at least once, and each row is written once. ``on_progress`` is
     called after each row with the summary so far. Once ``stop`` returns True nothing more is submitted; what
     is in flight is finished and kept, and KeyboardInterrupt raised. A row that fails carries an error.
 
