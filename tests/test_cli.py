@@ -243,9 +243,9 @@ class TestScoreWithAPrivateWorker:
 
         arguments = ["score", source, "--out", out, "--text-column", "text", "--model", tiny_classifier]
         command = [*GRISTMILL, *map(str, arguments)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
-            line = process.stderr.readline()
+            line = process.stderr.readline().decode()
             process.kill()
         assert " ".join(line.split()) == f"going on after {len(rows):,} rows that are in {out}.parts"
 
