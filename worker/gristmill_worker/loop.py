@@ -277,7 +277,8 @@ class Loop:
             engine_us=round(ran.run.run_ms * 1000),
         )
         if self._sharing.answers.on:
-            values = [self._sharing.keep(*pair) for pair in zip(ran.jobs, values, strict=True)]
+            for job, value in zip(ran.jobs, values, strict=True):
+                self._sharing.keep(job, value)
         return [
             self._judge.failed(each, value.code, value.message)
             if isinstance(value, ItemError)

@@ -205,7 +205,7 @@ class StreamSource:
             # What an earlier read or a lost reply gave is under this name; and where another server answers
             # next, so may be what was finished on this one.
             self._leases.recover()
-            if str(error).startswith("NOGROUP"):
+            if "NOGROUP" in str(error):  # Redis 6.2 puts more before an error in a script
                 self._ready = False  # Redis came back without its data, or was too full for the group
                 raise BrokerUnavailable(str(translate(error, self._url))) from error
             raise translate(error, self._url) from error
