@@ -307,7 +307,6 @@ def test_two_producers_get_about_the_same_of_a_queue(
     source.write_text("text\n" + "the mill grinds\n" * rows)
     done = [0, 0]
     stopped = threading.Event()
-    at_start: list[int] = []
 
     def run(number: int) -> None:
         def on_progress(summary: Summary) -> None:
@@ -321,13 +320,13 @@ def test_two_producers_get_about_the_same_of_a_queue(
     threads[0].start()
     while done[0] < rows // 4:
         time.sleep(0.01)
-    at_start.append(done[0])
     threads[1].start()
-    while done[0] < rows:
+    while done[1] < rows // 8 and done[0] < rows:  # it has found out how fast the workers are
         time.sleep(0.01)
-        if done[1] == 0:
-            at_start[0] = done[0]
-    ratio = done[1] / (rows - at_start[0])
+    since = list(done)
+    while max(done) < rows:
+        time.sleep(0.01)
+    ratio = (done[1] - since[1]) / (done[0] - since[0])
     stopped.set()
     for thread in threads:
         thread.join()
