@@ -190,6 +190,21 @@ class TestPipes:
         assert gzip.decompress(packed.stdout) == done.stdout
         assert packed.stderr == b""
 
+    def test_a_name_that_tells_nothing_needs_a_format(self, private: PrivateRedis, tmp_path: Path) -> None:
+        source, out = tmp_path / "texts", tmp_path / "scored"
+        source.write_text("id\ttext\n1\tthe mill\n")
+        done = self.run(private.url, source, "--out", out)
+        assert done.returncode == ExitCode.BAD_INPUT
+        assert b"has to end in one of .csv, .tsv, .jsonl, .parquet" in done.stderr
+        assert self.run(private.url, source, "--out", out, "--format", "xls").returncode == ExitCode.USAGE
+        kinds = ["--in-format", "tsv", "--format", "jsonl"]
+        unknown = self.run(private.url, source, "--out", out, *kinds, "--columns", "name")
+        assert unknown.returncode == ExitCode.BAD_INPUT
+        assert b"has no column 'name'; its columns are: 'id', 'text'" in unknown.stderr
+        done = self.run(private.url, source, "--out", out, *kinds, "--columns", "id", "--results", "label")
+        assert done.returncode == ExitCode.OK, done.stderr
+        assert json.loads(out.read_text()) == {"id": "1", "gm_label": "flour"}
+
     def test_what_a_pipe_lacks_is_said(self) -> None:
         done = self.run("redis://127.0.0.1:1", "-", "--out", "-", "--parts")
         assert done.returncode == ExitCode.USAGE
