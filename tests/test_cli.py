@@ -243,10 +243,10 @@ class TestScoreWithAPrivateWorker:
 
         arguments = ["score", source, "--out", out, "--text-column", "text", "--model", tiny_classifier]
         command = [*GRISTMILL, *map(str, arguments)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as again:
-            assert again.stderr is not None
-            line = again.stderr.readline()
-            again.kill()
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            line = process.stderr.readline().decode()
+            process.kill()
         assert " ".join(line.split()) == f"going on after {len(rows):,} rows that are in {out}.parts"
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -201,7 +201,7 @@ def test_every_configuration_serves(
     (models / "topics").symlink_to(tiny_classifier)
     (models / "minilm").symlink_to(minilm)
     config = Path(__file__).parent.parent / "configs" / f"{name}.yaml"
-    process = workers.start_command(["run", str(config), "--redis", own_redis.url], cwd=tmp_path)
+    process = workers.start_command(["serve", str(config), "--redis", own_redis.url], cwd=tmp_path)
     with Client(own_redis.url) as client:
         assert client.score(name, "The bread was warm.", 120)
         (worker,) = client.workers(name)

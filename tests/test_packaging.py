@@ -37,7 +37,7 @@ def test_the_client_installs_and_imports_without_numpy_or_an_engine(tmp_path: Pa
     assert "score" in run(bin_folder / "gristmill", "--help")
     # The worker's command is there too, and says what it lacks.
     assert "gristmill[worker]" in run(
-        bin_folder / "gristmill-worker", "run", "--queue", "q", "--model", "m", code=4
+        bin_folder / "gristmill-worker", "serve", "--queue", "q", "--model", "m", code=4
     )
 
 

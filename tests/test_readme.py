@@ -14,12 +14,16 @@ README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=["client", "asyncio"])
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=["client", "asyncio", "rq"])
 def test_a_snippet_runs(
     own_redis: Server, workers: Workers, tiny_classifier: Path, tmp_path: Path, snippet: str
 ) -> None:
     workers.queue = "topics"
-    workers.start(tiny_classifier, url=own_redis.url)
+    command = ["rq", "--queue", "sentiment", "--model", str(tiny_classifier), "--redis", own_redis.url]
+    if "import Queue" in snippet:
+        workers.start_command(command)
+    else:
+        workers.start(tiny_classifier, url=own_redis.url)
     script = tmp_path / "snippet.py"
     script.write_text(snippet.replace("redis://localhost:6379/0", own_redis.url), "utf-8")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)

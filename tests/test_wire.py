@@ -28,11 +28,15 @@ def as_entry(request: Request) -> dict[bytes, bytes]:
         reply=st.none() | st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True),
         deadline_ms=st.none() | st.integers(0, 2**53),
         ttl_s=st.none() | st.integers(0, wire.MAX_TTL_S),
-        trace=st.none() | st.from_regex(r"[0-9a-f-]{1,55}", fullmatch=True),
+        trace=st.none() | st.from_regex(r"00-[1-9a-f]{32}-[1-9a-f]{16}-0[01]", fullmatch=True),
     )
 )
 def test_a_request_survives_the_round_trip(request: Request) -> None:
     assert wire.decode_request(as_entry(request)) == request
+
+
+def test_a_result_of_a_worker_that_did_not_count_had_one_attempt() -> None:
+    assert wire.decode_result(b'{"id": "a", "status": "ok", "value": 3}').attempts == 1
 
 
 def test_a_result_survives_the_round_trip() -> None:

@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import closing
 from typing import Any, Self, Unpack
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.commands.core import AsyncScript as DriverScript
-
-from gristmill import control, scripts
+from gristmill import control
+from gristmill.aio_driver import AsyncConnections
 from gristmill.calls import CallKeywords, CallOptions, Item, RequestId
 from gristmill.control import DeadLetter
 from gristmill.core import Core, Depth
-from gristmill.driver import ERRORS, open_pool, translate
+from gristmill.driver import ERRORS, translate
 from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
 from gristmill.stream import Stream, StreamKeywords
 from gristmill.wire import MAX_BODY_BYTES, Result
@@ -40,9 +38,7 @@ class AsyncClient:
         self._connect()
 
     def _connect(self) -> None:
-        self._redis = Redis(connection_pool=open_pool(BlockingConnectionPool, self._url))
-        self._redis.response_callbacks.clear()  # replies as they are
-        self._scripts: dict[str, DriverScript] = {}
+        self._redis = AsyncConnections(self._url)
         self._reading: dict[str, asyncio.Future[None]] = {}  # by queue, done when its reader is back
 
     async def __aenter__(self) -> Self:
@@ -53,7 +49,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close all connections. Requests that were submitted stay submitted."""
-        await self._redis.connection_pool.disconnect()
+        await self._redis.close()
 
     async def submit(
         self,
@@ -196,11 +192,9 @@ class AsyncClient:
     async def _do(self, op: Op) -> Any:
         match op:
             case Command(args):
-                return await self._redis.execute_command(*args)
+                return await self._redis.call(*args)
             case Script(name, keys, args):
-                if name not in self._scripts:
-                    self._scripts[name] = self._redis.register_script(scripts.source(name))
-                return await self._scripts[name](keys=keys, args=args)
+                return await self._redis.run(name, keys, args)
             case Read():
                 return await self._read(op)
             case Sleep(seconds):
@@ -215,7 +209,7 @@ class AsyncClient:
             return
         done = self._reading[op.mailbox.queue] = asyncio.get_running_loop().create_future()
         try:
-            op.mailbox.feed(await self._redis.execute_command(*op.mailbox.read_command(op.block_ms)))
+            op.mailbox.feed(await self._redis.call(*op.mailbox.read_command(op.block_ms)))
         finally:
             del self._reading[op.mailbox.queue]
             done.set_result(None)

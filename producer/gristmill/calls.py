@@ -73,8 +73,10 @@ class CallOptions:
         ttl_s, trace = self.ttl_s, self.trace
         if ttl_s is not None and (type(ttl_s) is not int or not 0 <= ttl_s <= wire.MAX_TTL_S):
             raise InvalidRequestError(f"ttl_s is {ttl_s!r}: use a whole number from 0 to {wire.MAX_TTL_S}")
-        if trace is not None and not (isinstance(trace, str) and trace.isascii()):
-            raise InvalidRequestError(f"trace is {trace!r}: use a W3C traceparent")
+        if trace is not None and not wire.is_trace(trace):
+            raise InvalidRequestError(
+                f"trace is {trace!r}: use a W3C traceparent: 00-<32 hex>-<16 hex>-<2 hex>"
+            )
         check_priority(self.priority)
         deadline_ms = None
         if self.deadline_s is not None:

@@ -20,6 +20,7 @@ from gristmill.errors import (
     InvalidRequestError,
     QueueFull,
 )
+from gristmill.top import top
 
 SUBMIT_LINES: Final = 1000  # of standard input, at a time
 
@@ -137,6 +138,7 @@ cli.add_command(score)
 cli.add_command(operate.queue)
 cli.add_command(operate.dead)
 cli.add_command(operate.cancel)
+cli.add_command(top)
 
 
 def main() -> NoReturn:

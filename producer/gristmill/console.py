@@ -81,6 +81,22 @@ class Finite(click.FloatRange):
         return number
 
 
+def age(seconds: float | None) -> str:
+    """Return a time in a unit that suits it, '' for None."""
+    if seconds is None:
+        return ""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def plain(text: str, most: int | None = 64) -> str:
+    """Return ``text`` without what a terminal obeys rather than shows, cut to ``most`` characters."""
+    cut = text if most is None or len(text) <= most else f"{text[: most - 1]}…"
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in cut)
+
+
 def print_outcome(outcome: Mapping[str, str]) -> None:
     """Print what became of each request, one a line."""
     for request_id, what in outcome.items():

@@ -16,6 +16,7 @@ from gristmill.wire import REPLY_CAP, Result
 
 CANCELLED_TTL_S: Final = 3600  # the result of a cancelled request is kept for
 CANCELLED_IDS: Final = 100_000  # that workers skip, at the most; older ones run, and their results drop
+MOST_AGE_S: Final = 1e10  # nothing is older
 PAGE_LETTERS: Final = 50  # a letter may have a megabyte
 _OURS: Final = {b"reason", b"deliveries", b"worker"}
 _RETRIED: Final = {1: "queued", 0: "gone", -1: "full", -2: "answered"}
@@ -115,10 +116,8 @@ def purge_dead(core: Core, queue: str, ids: Iterable[str] | None, older_than_s: 
         removed = yield from core.persist(Command(("XTRIM", name, "MAXLEN", "0")), ends)
         return removed
     check_seconds("older_than_s", older_than_s)
-    seconds, us = yield from core.persist(Command(("TIME",)), ends)  # letters have their IDs by Redis's clock
-    now_s = int(seconds) + int(us) / 1e6
-    oldest_ms = int((now_s - min(older_than_s, now_s)) * 1000)
-    removed = yield from core.persist(Command(("XTRIM", name, "MINID", oldest_ms)), ends)
+    age_ms = int(min(older_than_s, MOST_AGE_S) * 1000)
+    removed = yield from core.persist(Script("purge", [name], [age_ms]), ends)
     return removed
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gristmill import keys, wire
+from gristmill import keys, tracing, wire
 from gristmill.calls import CallOptions, Item, RequestId, check_seconds, chunks
 from gristmill.errors import BrokerUnavailable, InvalidRequestError, QueueFull, ResultTimeout
 from gristmill.mailbox import Mailbox
@@ -70,6 +70,12 @@ class Core:
         self, queue: str, items: Iterable[Item], ids: Sequence[str] | None, call: CallOptions, *, reply: bool
     ) -> Steps[list[RequestId]]:
         """Queue ``items``; all are checked before the first is sent. Raises QueueFull with the accepted."""
+        with tracing.span("send", queue, items, call) as traced:
+            return (yield from self._submit(queue, items, ids, traced, reply=reply))
+
+    def _submit(
+        self, queue: str, items: Iterable[Item], ids: Sequence[str] | None, call: CallOptions, *, reply: bool
+    ) -> Steps[list[RequestId]]:
         keys.check_queue(queue)
         name = self.name if reply else None
         listed = list(items)
@@ -132,6 +138,10 @@ class Core:
 
     def score(self, queue: str, item: Item, timeout_s: float, call: CallOptions) -> Steps[Any]:
         """Submit one item and wait for its value."""
+        with tracing.span("score", queue, [item], call) as traced:
+            return (yield from self._score(queue, item, timeout_s, traced))
+
+    def _score(self, queue: str, item: Item, timeout_s: float, call: CallOptions) -> Steps[Any]:
         box = self.mailbox(keys.check_queue(queue))
         check_seconds("timeout_s", timeout_s)
         request = call.request(item, None, self.name, self.max_body_bytes)
@@ -193,7 +203,8 @@ class Core:
         try:
             yield Read(box, max(1, int(block_s * 1000)), seen)
         except BrokerUnavailable as error:
-            box.renew_at = 0.0  # after a restart the stream may be gone
+            box.renew_at = 0.0  # after a restart the stream may be gone,
+            box.last_id = "0"  # or another server has it, whose clock gives lower IDs
             if not error.retryable or time.monotonic() > ends:
                 raise
             yield Sleep(0.05)
@@ -239,10 +250,11 @@ class Core:
         ends = time.monotonic() + self.retry_s
         live = []
         for consumer in (yield from self._consumers(keys.check_queue(queue), ends)):
-            name = consumer[b"name"].decode()
+            name = consumer[b"name"].decode("utf-8", "replace")  # anybody can write there
             beat = yield from self.persist(Command(("HGETALL", keys.worker(queue, name))), ends)
             if beat:
-                live.append({key.decode(): value.decode() for key, value in wire.pairs(beat).items()})
+                found = {key.decode("utf-8", "replace"): value for key, value in wire.pairs(beat).items()}
+                live.append({key: value.decode("utf-8", "replace") for key, value in found.items()})
         return live
 
     def _consumers(self, queue: str, ends: float) -> Steps[list[dict[bytes, Any]]]:

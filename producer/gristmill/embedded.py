@@ -170,7 +170,7 @@ class PrivateWorkers:
         self._closing = False
         self._watcher = threading.Thread(target=self._watch, name="gristmill-workers", daemon=True)
         self._workers: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []  # the guardian, the log
-        base = [sys.executable, "-m", "gristmill_worker", "run", "--model", str(model), "--queue", queue]
+        base = [sys.executable, "-m", "gristmill_worker", "serve", "--model", str(model), "--queue", queue]
         base += ["--redis", redis.url, "--lease-s", str(LEASE_S), "--log-level", "warning"]
         try:
             for i, flags in enumerate(share_cpus(count, threads)):

@@ -42,6 +42,7 @@ class ExitCode(IntEnum):
     TIMEOUT = 7  # no result in time
     REQUEST_FAILED = 8  # the result is an error
     FORCED = 9  # a second signal ended a worker before it had drained
+    CRASH_LOOP = 10  # workers ended again and again before they were ready
     INTERRUPTED = 130  # Ctrl-C, SIGTERM or SIGHUP
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import click
 import orjson
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
 from gristmill import console
 from gristmill.client import Client
-from gristmill.console import QUICK_RETRY_S, redis_option
+from gristmill.console import QUICK_RETRY_S, age, plain, redis_option
 from gristmill.control import DeadLetter
 from gristmill.core import Depth
 from gristmill.errors import ExitCode, NotFoundError
@@ -58,7 +58,7 @@ def show_queue(name: str | None, as_json: bool, redis: str) -> None:
     table = Table("queue", *(Column(header, justify="right") for header in numbers), "state")
     for each, depth, workers in found:
         held = [f"{count:,}" for count in (depth.waiting, depth.pending, depth.dead)]
-        bounds = [_age(depth.oldest_s), f"{depth.max_length:,}", str(len(workers))]
+        bounds = [age(depth.oldest_s), f"{depth.max_length:,}", str(len(workers))]
         table.add_row(each, *held, *bounds, _state(depth, workers))
     terminal = Console()
     terminal.print(table)
@@ -71,21 +71,12 @@ def _state(depth: Depth, workers: list[dict[str, str]]) -> str:
     return "paused" if depth.paused else "" if workers else "no worker"
 
 
-def _age(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.1f} s"
-
-
 def _workers_table(queue: str, workers: list[dict[str, str]]) -> Table:
     columns = ("name", "engine", "model", "task", "requests", "batches")
     headers = (Column(column, overflow="fold") for column in columns)  # a cut name is of no use
     table = Table(*headers, title=f"workers of {queue}", title_justify="left")
     for worker in workers:
-        table.add_row(*(escape(worker.get(column, "")) for column in columns))
+        table.add_row(*(Text(plain(worker.get(column, ""), None)) for column in columns))
     return table
 
 
@@ -166,7 +157,7 @@ def list_dead(queue: str, limit: int, as_json: bool, redis: str) -> None:
     for letter in letters:
         when = datetime.fromtimestamp(letter.died_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         cells = (letter.id or letter.letter, letter.reason, str(letter.deliveries), letter.worker, when)
-        table.add_row(*map(escape, cells))
+        table.add_row(*(Text(plain(cell, None)) for cell in cells))
     Console().print(table)
     if len(letters) == limit:
         click.echo("there may be more: see --limit", err=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict, Unpack
 
-from gristmill import keys, wire
+from gristmill import keys, tracing, wire
 from gristmill.calls import CHUNK_REQUESTS, CallOptions, Item, check_priority, check_seconds, chunks
 from gristmill.core import BLOCK_S, CHECK_EVERY_S, FULL_BACKOFF_S, MAX_WINDOW, Core
 from gristmill.errors import InvalidRequestError, ResultTimeout
@@ -76,7 +76,9 @@ class Stream:
         self._core = core
         self._queue = keys.check_queue(queue)
         self._items: Iterator[Item] = iter(items)
-        self._call = CallOptions(how.options, how.ttl_s, how.deadline_s, None, check_priority(how.priority))
+        self._call = CallOptions(
+            how.options, how.ttl_s, how.deadline_s, tracing.current(), check_priority(how.priority)
+        )
         self._ordered = ordered
         self._how_many = how.window
         self._timeout_s = how.timeout_s

@@ -31,6 +31,8 @@ REPLY_CAP: Final = 10_000  # entries of a reply stream; clients keep fewer reque
 DONE: Final = b"done"  # the mark that a reply-only request leaves behind for a while
 
 _ID = re.compile(r"[^\x00-\x20\x7f]{1,200}")
+# W3C trace context: version, trace ID, parent ID, flags; neither ID is zero.
+_TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY
 
 _TYPE_NAMES: Final = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number"}
@@ -41,7 +43,8 @@ class Request:
     """One request of a queue.
 
     ``body`` is the JSON object that the model's task defines, as bytes. ``deadline_ms`` is a Unix time;
-    ``ttl_s`` the seconds to keep the result (0: it is only pushed to ``reply``, None: the worker's default).
+    ``ttl_s`` the seconds to keep the result (0: it is only pushed to ``reply``, None: the worker's default);
+    ``trace`` a W3C traceparent.
     """
 
     id: str
@@ -74,6 +77,7 @@ class Refusal:
     error: WireError
     reply: str | None = None
     ttl_s: int | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,9 @@ class Result:
     """The final word on one request.
 
     ``status`` is a :class:`~gristmill.errors.Status`, as text; ``error`` is ``(code, message)``.
-    ``timing_ms`` has ``queued``, ``encode`` and ``run``; ``batch`` has ``size`` and ``shape``.
+    ``timing_ms`` has ``queued``, ``encode`` and ``run``; ``batch`` has ``size`` and ``shape``;
+    ``trace`` is the request's. ``attempts`` counts its deliveries to a worker, this one included;
+    ``cached``: the worker knew the answer.
     """
 
     id: str
@@ -94,6 +100,9 @@ class Result:
     truncated: bool = False
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     batch: Mapping[str, Any] | None = None
+    trace: str | None = None
+    attempts: int = 1
+    cached: bool = False
 
     @property
     def ok(self) -> bool:
@@ -139,6 +148,11 @@ def is_text(text: str) -> bool:
     return True
 
 
+def is_trace(text: object) -> bool:
+    """Say whether ``text`` is a W3C traceparent."""
+    return isinstance(text, str) and _TRACE.fullmatch(text) is not None
+
+
 def encode_body(body: Mapping[str, Any], limit: int = MAX_BODY_BYTES) -> bytes:
     """Return ``body`` as JSON, or raise :class:`InvalidRequestError`: not JSON, or over ``limit`` bytes."""
     try:
@@ -168,14 +182,13 @@ def decode_request(fields: Mapping[bytes, bytes], limit: int = MAX_BODY_BYTES) -
 
 
 def _read_request(fields: Mapping[bytes, bytes], limit: int) -> Request:
-    trace = fields.get(b"trace")
     return Request(
         id=_read_id(fields.get(b"id")),
         body=_read_body(fields.get(b"body"), limit),
         reply=_read_reply(fields.get(b"reply")),
         deadline_ms=_read_int(fields, b"deadline", 2**53),
         ttl_s=_read_int(fields, b"ttl", MAX_TTL_S),
-        trace=trace.decode("ascii", "replace") if trace is not None else None,
+        trace=_read_trace(trace) if (trace := fields.get(b"trace")) else None,
     )
 
 
@@ -195,7 +208,7 @@ def _read_refusal(fields: Mapping[bytes, bytes], limit: int) -> Refusal:
     ttl_s = attempt(lambda: _read_int(fields, b"ttl", MAX_TTL_S))
     attempt(lambda: _read_int(fields, b"deadline", 2**53))
     attempt(lambda: _read_body(fields.get(b"body"), limit))
-    return Refusal(request_id, problems[0], reply, ttl_s)
+    return Refusal(request_id, problems[0], reply, ttl_s, _read_trace(fields.get(b"trace", b"")))
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
@@ -223,7 +236,12 @@ def encode_result(result: Result) -> bytes:
         "truncated": result.truncated,
         "timing_ms": result.timing_ms,
         "batch": result.batch,
+        "attempts": result.attempts,
     }
+    if result.trace is not None:
+        record["trace"] = result.trace
+    if result.cached:
+        record["cached"] = True
     return orjson.dumps(record, option=_OPTIONS)
 
 
@@ -261,6 +279,9 @@ def _as_result(record: Any) -> Result:
             truncated=bool(record.get("truncated")),
             timing_ms=record.get("timing_ms") or {},
             batch=record.get("batch"),
+            trace=record.get("trace"),
+            attempts=record.get("attempts") or 1,
+            cached=bool(record.get("cached")),
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise WireError(f"a result record lacks a field or has a wrong type: {error!r}") from error
@@ -296,6 +317,12 @@ def _read_reply(data: bytes | None) -> str | None:
     if name is not None and not keys.is_name(name):
         raise WireError("the field 'reply' is not a legal client name")
     return name
+
+
+def _read_trace(data: bytes) -> str | None:
+    """Read a traceparent. One that is none counts as not there, as its specification has it."""
+    text = data.decode("ascii", "replace")
+    return text if is_trace(text) else None
 
 
 def _read_int(fields: Mapping[bytes, bytes], name: bytes, most: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,17 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     except ValueError:
         raise ValueError(f"{text!r} is not a CPU list such as 0,2-3") from None
     return tuple(cpus)
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """Return CPUs as :func:`parse_cpu_list` reads them, in order: ``0-3,8``."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu <= ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -22,6 +22,39 @@ def cpu_list(
         return None if value is None else parse_cpu_list(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def count_or_auto(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> int | Literal["auto"] | None:
+    """Read an option that is a number from 1 up, or the word ``auto``."""
+    if value is None:
+        return None
+    if value == "auto":
+        return "auto"
+    if not value.isdecimal() or int(value) < 1:
+        raise click.BadParameter(f"{value!r} is neither 'auto' nor a number from 1 up")
+    return int(value)
+
+
+def workers_options(command: Command) -> Command:
+    """Add ``--workers`` and ``--cores-per-worker``, see :func:`gristmill_worker.topology.plan.plan`."""
+    for option in (
+        click.option(
+            "--cores-per-worker",
+            callback=count_or_auto,
+            metavar="N|auto",
+            help="Physical cores, and threads, of each; never across a NUMA node.  [default: auto, 1]",
+        ),
+        click.option(
+            "--workers",
+            callback=count_or_auto,
+            metavar="N|auto",
+            help="Worker processes.  [default: auto, what the cores and the CPU limit allow]",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 def variant_options(command: Command) -> Command:

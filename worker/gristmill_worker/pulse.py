@@ -10,7 +10,7 @@ from typing import Final
 from gristmill.driver import ERRORS, Connections
 from gristmill.errors import BrokerUnavailable
 from gristmill_worker.sources.advice import advise
-from gristmill_worker.sources.streams import StreamSource
+from gristmill_worker.sources.base import ServedSource
 from gristmill_worker.sources.takeover import LOOK_S
 from gristmill_worker.telemetry import logger
 
@@ -21,7 +21,7 @@ class Pulse(threading.Thread):
     """Renews every third of a lease at the latest; the heartbeat outlives three missed beats."""
 
     def __init__(
-        self, source: StreamSource, url: str, lease_s: float, fields: Callable[[], Mapping[str, str]]
+        self, source: ServedSource, url: str, lease_s: float, fields: Callable[[], Mapping[str, str]]
     ) -> None:
         super().__init__(name="pulse", daemon=True)
         self._source = source

@@ -8,13 +8,16 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Final
 
+from gristmill import console
 from gristmill.core import process_name
-from gristmill.errors import BrokerUnavailable, ExitCode, InputFileError
+from gristmill.errors import BrokerUnavailable, ExitCode
 from gristmill_worker.batching.sizing import Sizing
+from gristmill_worker.depths import Reader, open_streams
 from gristmill_worker.engines.base import Engine
 from gristmill_worker.jobs import Judge
 from gristmill_worker.loading import load_model
@@ -22,26 +25,52 @@ from gristmill_worker.loop import Loop
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
+from gristmill_worker.sharing import Sharing
+from gristmill_worker.sources.base import ServedSource
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger
+from gristmill_worker.topology.bind import bind
+from gristmill_worker.topology.facts import read_facts
+from gristmill_worker.topology.plan import core_set_of
+from gristmill_worker.tracing import watchers
+from gristmill_worker.vitals import Snapshot, Vitals
 from gristmill_worker.watchdog import TimedEngine
+
+Provide = Callable[[], Snapshot]
 
 WAKE_S: Final = 0.2
 SWITCH_S: Final = 0.0005  # Python's 5 ms would let one stage hold up the others
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(settings: Settings) -> ExitCode:
+def stream_source(settings: Settings, name: str) -> ServedSource:
+    """Return the queue that the settings name, for the worker ``name``."""
+    return StreamSource(
+        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
+    )
+
+
+def serve(
+    settings: Settings,
+    open_source: Callable[[Settings, str], ServedSource] = stream_source,
+    ready: Callable[[Provide], None] = lambda _: None,
+    open_reader: Callable[[str], Reader] = open_streams,
+) -> ExitCode:
     """Serve the queue until a signal: the first drains, a second ends the process at once.
 
-    Raises InputFileError for a model or setting that cannot be used, BrokerUnavailable for a refused login.
+    ``ready`` is called when the engine is warm, with a function that tells what the worker did so far;
+    nothing is taken before it returns. Raises InputFileError for a model or setting that cannot be used,
+    BrokerUnavailable for a refused login.
     """
     configure_logging(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     stop = _Stop()
-    _bind(settings)
+    keep_to(settings)
     name = settings.name or process_name()
+    batch, timeout_s = settings.batch, settings.batch_timeout_s
+    vitals = Vitals(name, settings.queue, max_wait_s=batch.max_wait_ms / 1000, batch_timeout_s=timeout_s)
+    shown = _show(settings, vitals, open_reader)
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
     loaded = load_model(settings)
@@ -61,24 +90,38 @@ def serve(settings: Settings) -> ExitCode:
         costs="measured" if sizing.measured else "by formula: 'gristmill-worker tune' measures this CPU",
         seconds=round(time.perf_counter() - started, 2),
     )
-    source = StreamSource(
-        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
+    source = open_source(settings, name)
+    judge = Judge(
+        name,
+        manifest.id,
+        max_deliveries=settings.max_deliveries,
+        max_body_bytes=settings.max_body_bytes,
+        retry=settings.retry,
     )
-    limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
-    judge = Judge(name, manifest.id, **limits)
-    loop = Loop(source, engine, task, settings.batch, sizing, judge, stop.event)
-    about = _about(name, settings, manifest, engine)
-    pulse = Pulse(
-        source,
-        settings.redis,
-        settings.lease_s,
-        lambda: about | {key: str(value) for key, value in loop.counters.snapshot().items()},
-    )
-    _serve(loop, pulse, sizing, stop)
+    sharing = Sharing(round(settings.result_cache_mb * 2**20))
+    loop = Loop(source, engine, task, batch, sizing, judge, vitals, sharing, stop.event)
+    loop.on_ran = watchers(os.environ, name, settings.queue, manifest.id, shown)
+    vitals.about = _about(name, settings, manifest, engine)
+    pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)
+    ready(vitals.snapshot)
+    _serve(loop, pulse, sizing, vitals, stop)
     source.leave()
     engine.close()
+    shown.close()
     logger().info("stopped", worker=name, **loop.counters.snapshot())
     return ExitCode.OK
+
+
+def _show(settings: Settings, vitals: Vitals, open_reader: Callable[[str], Reader]) -> ExitStack:
+    """Serve /metrics and the probes where that is wanted; to be closed at the end."""
+    shown = ExitStack()
+    if settings.metrics is not None:
+        with console.needs_extra("worker"):
+            from gristmill_worker import health  # noqa: PLC0415 - the library, for who wants it
+
+        server = health.serve(settings.metrics, lambda: [vitals.snapshot()], settings.redis, open_reader)
+        shown.enter_context(server)
+    return shown
 
 
 def _about(name: str, settings: Settings, manifest: Manifest, engine: Engine) -> dict[str, str]:
@@ -96,18 +139,11 @@ def _about(name: str, settings: Settings, manifest: Manifest, engine: Engine) ->
     }
 
 
-def _bind(settings: Settings) -> None:
+def keep_to(settings: Settings) -> None:
+    """Keep this process to the cores that the settings name, and to memory near them."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if settings.cores is not None:
-        try:
-            # Threads of engine and tokenizer inherit it; numpy's are there already.
-            for thread in Path("/proc/self/task").iterdir():
-                os.sched_setaffinity(int(thread.name), settings.cores)
-        except (OSError, ValueError) as error:
-            allowed = sorted(os.sched_getaffinity(0))
-            raise InputFileError(
-                f"cores: {list(settings.cores)} cannot be used ({error}); this process may use {allowed}"
-            ) from error
+        bind(core_set_of(read_facts(), settings.cores, settings.threads), settings.memory_policy)
 
 
 class _Stop:
@@ -129,7 +165,7 @@ class _Stop:
         os.write(sys.stderr.fileno(), b'{"event": "draining", "signal": %d}\n' % number)
 
 
-def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, stop: _Stop) -> None:
+def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, vitals: Vitals, stop: _Stop) -> None:
     """Run the loop beside this thread, which thus stays free for signals whatever the engine does."""
     failure: list[BaseException] = []
 
@@ -141,11 +177,13 @@ def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, stop: _Stop) -> None:
 
     stop.serving = True
     thread = threading.Thread(target=run, name="take", daemon=True)
+    vitals.ready = True
     thread.start()
     pulse.start()
     while thread.is_alive():
         # The kernel may hand a signal to any thread; the main one runs the handlers, but has to wake up.
         thread.join(WAKE_S)
+        vitals.ready = not stop.event.is_set()
         sizing.advise()
     pulse.stop()
     if failure:

@@ -16,8 +16,11 @@ from gristmill_worker.cpus import parse_cpu_list
 from gristmill_worker.engines.base import MEMORY_MB
 from gristmill_worker.engines.choice import Wanted
 from gristmill_worker.models.manifest import describe
+from gristmill_worker.topology.bind import MemoryPolicy
+from gristmill_worker.topology.plan import AUTO, Auto
 
 ENV_PREFIX: Final = "GRISTMILL_"
+LOCAL: Final = "127.0.0.1"
 
 
 def _read_cpu_list(value: Any) -> Any:
@@ -25,6 +28,25 @@ def _read_cpu_list(value: Any) -> Any:
 
 
 CpuList = Annotated[tuple[Annotated[int, Field(ge=0, lt=65_536)], ...], BeforeValidator(_read_cpu_list)]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return host and port of "host:port", "[v6]:port" or a port alone, which is of this machine only.
+
+    Raises ValueError.
+    """
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ValueError(f"{text!r} is no address to listen at: use HOST:PORT, or a PORT of {LOCAL}")
+    return host.strip("[]") or LOCAL, int(port)
+
+
+def _read_address(value: Any) -> Any:
+    host, port = parse_address(str(value))
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+Address = Annotated[str, BeforeValidator(_read_address)]
 Size = Annotated[int, Field(ge=1)]
 
 
@@ -34,13 +56,24 @@ class BatchSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_items: int = Field(256, ge=1, le=4096)  # N: requests in one window
+    max_bytes: int = Field(256 * MAX_BODY_BYTES, ge=1)  # of bodies in one window
     max_wait_ms: float = Field(5.0, ge=0, le=60_000)  # T: from the arrival of the oldest
     max_tokens: int = Field(MAX_TOKENS, ge=1)  # of a batch, padding included; bounds the default shapes
     shapes: tuple[tuple[Size, Size], ...] | None = Field(None, min_length=1)  # (batch, sequence)
 
 
+class RetrySettings(BaseModel):
+    """How often a request is tried whose error may pass, and how long it waits in between."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_attempts: int = Field(3, ge=1, le=100)  # with the first; max_deliveries bounds them as well
+    backoff_s: float = Field(1.0, gt=0, le=3600)  # after the first; doubled after each further one
+    max_backoff_s: float = Field(30.0, gt=0, le=3600)
+
+
 class Settings(BaseModel):
-    """One worker process."""
+    """One model on one queue: the workers of one machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,14 +89,33 @@ class Settings(BaseModel):
     cache_dir: Path | None = None  # for what an engine loads faster the next time
     threads: int = Field(1, ge=1)
     cores: CpuList | None = None  # CPUs to run on; default: those that the process was given
+    memory_policy: MemoryPolicy = "preferred"  # of the NUMA node of ``cores``
     batch: BatchSettings = BatchSettings()
     truncate: bool = True  # cut long texts; a request's own option goes first
+    result_cache_mb: float = Field(
+        0.0, ge=0, le=1_048_576
+    )  # for answers to requests that come again; 0: none
     lease_s: float = Field(30.0, ge=1, le=86_400)
     result_ttl_s: int = Field(3600, ge=1, le=MAX_TTL_S)
     batch_timeout_s: float = Field(300.0, ge=0, le=86_400)  # after it the process is ended; 0: never
     max_deliveries: int = Field(5, ge=1)
+    retry: RetrySettings = RetrySettings()
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
+    metrics: Address | None = None  # off: no port is opened unasked
+    # What follows is for 'gristmill-worker run', which starts a process for each core set.
+    workers: Annotated[int, Field(ge=1)] | Auto = AUTO  # auto: as many as there are cores for
+    cores_per_worker: Annotated[int, Field(ge=1)] | Auto = AUTO  # auto: one, or as many as there are threads
+    spares: int = Field(0, ge=0, le=16)  # processes that are warm and wait until another one ends
+    lazy: bool = False  # load the model when its queue has requests
+    idle_s: float = Field(300.0, ge=0)  # lazy: without a request, until it is unloaded
+    max_rss_mb: float | None = Field(None, gt=0)  # a worker that grows above it is replaced
+    shutdown_s: float = Field(60.0, gt=0, le=86_400)  # to finish what was taken; then a process is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @property
+    def cores_for_one(self) -> int | Auto:
+        """How many cores each worker is to have."""
+        return self.threads if self.cores_per_worker == AUTO and self.threads > 1 else self.cores_per_worker
 
     @property
     def wanted(self) -> Wanted:

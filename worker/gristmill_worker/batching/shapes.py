@@ -1,4 +1,4 @@
-"""The fixed shapes that an engine is warmed up for: a grid by default, a chosen set where costs are known."""
+"""The fixed shapes that an engine is prepared for: a grid by default, a chosen set where costs are known."""
 
 from __future__ import annotations
 

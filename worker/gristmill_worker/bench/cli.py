@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.console import Console
 from gristmill import console
 from gristmill.errors import InputFileError
 from gristmill_worker.options import variant_options
+from gristmill_worker.topology.facts import read_facts
 
 COUNT: Final = 800
 
@@ -117,22 +117,12 @@ def choose_cores(core: int | None, other: int | None) -> tuple[int, int]:
 
     Raises InputFileError for a CPU that this process may not use.
     """
-    usable = sorted(os.sched_getaffinity(0))
+    core_of = {cpu.number: cpu.core for cpu in read_facts().cpus}
     for given in (core, other):
-        if given is not None and given not in usable:
-            raise InputFileError(f"CPU {given} cannot be used: this process may use {usable}")
-    first = usable[0] if core is None else core
+        if given is not None and given not in core_of:
+            raise InputFileError(f"CPU {given} cannot be used: this process may use {list(core_of)}")
+    first = min(core_of) if core is None else core
     if other is None:
-        mine = _physical_core(first)
         # Another physical core, else another CPU, else the same.
-        other = min(usable, key=lambda cpu: (_physical_core(cpu) == mine, cpu == first))
+        other = min(core_of, key=lambda cpu: (core_of[cpu] == core_of[first], cpu == first))
     return first, other
-
-
-def _physical_core(cpu: int) -> tuple[str, ...]:
-    """Return what identifies the physical core of a CPU; where the kernel does not tell, each is its own."""
-    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-    try:
-        return tuple((topology / name).read_text("ascii") for name in ("physical_package_id", "core_id"))
-    except OSError:
-        return (str(cpu),)

@@ -85,7 +85,7 @@ class Worker:
         config.write_bytes(orjson.dumps(settings.model_dump(mode="json")))
         # A worker's own environment goes before its file: what is measured is what the file says.
         unset = [word for name in os.environ if name.startswith(ENV_PREFIX) for word in ("-u", name)]
-        command = ["env", *unset, sys.executable, "-m", "gristmill_worker", "run", str(config)]
+        command = ["env", *unset, sys.executable, "-m", "gristmill_worker", "serve", str(config)]
         self._log: IO[bytes] = (rig.redis.folder / f"{settings.name}.log").open("w+b")
         self._process = guardian.spawn(command, stdout=self._log, stderr=subprocess.STDOUT)
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,33 @@ Floats = Literal["fp32", "bf16"]
 MEMORY_MB: Final = 1024
 
 
+NO_MEMORY: Final = re.compile(r"bad.alloc|(failed to|cannot|could not) allocate|out of memory", re.IGNORECASE)
+
+
 class EngineError(GristmillError):
-    """The engine failed on a batch; the worker bisects it to find the request to blame."""
+    """The engine failed on a batch; the worker bisects it to find the request to blame.
+
+    ``retryable`` says that the same batch may work later: what lacked was memory, which others may give back.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+    @classmethod
+    def of(cls, engine: str, error: Exception) -> Self:
+        """Return the error for whatever the library behind ``engine`` raised in a run."""
+        return cls(f"{engine} failed: {error}", retryable=may_pass(error))
+
+
+def may_pass(error: Exception) -> bool:
+    """Say whether what failed may work later.
+
+    Libraries raise the C++ errors for memory as RuntimeError, so their words have to tell.
+    """
+    if isinstance(error, EngineError):
+        return error.retryable
+    return isinstance(error, MemoryError) or bool(NO_MEMORY.search(str(error)))
 
 
 class Engine(Protocol):
@@ -31,7 +57,7 @@ class Engine(Protocol):
 
     name: str
     precision: str
-    shapes: tuple[Shape, ...]  # warmed up; a batch of any other shape is refused
+    shapes: tuple[Shape, ...]  # a batch of any other shape is refused
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Run one batch of one of ``shapes``; the outputs belong to the caller. Raises EngineError."""
@@ -51,7 +77,7 @@ class EngineOptions:
 
 
 class LoadEngine(Protocol):
-    """``load`` of an engine's module: returns when every shape has run once.
+    """``load`` of an engine's module: returns when a batch has run, see :func:`warm_up`.
 
     ``manifest`` is of one form. Where memory is short the first shapes get compilations of their own. Raises
     ModelRefusedError for a model that the engine cannot run, InputFileError for options or a CPU that it
@@ -121,6 +147,15 @@ def concrete(tensor: Tensor, shape: Shape) -> tuple[int, ...]:
     """Return the tensor's dimensions at (batch, sequence)."""
     sizes = {"batch": shape[0], "sequence": shape[1]}
     return tuple(dim if isinstance(dim, int) else sizes[dim] for dim in tensor.shape)
+
+
+def warm_up(engine: Engine, inputs: Sequence[Tensor]) -> None:
+    """Run the smallest shape once: what an engine prepares at its first run is ready for all of them.
+
+    A first run at another shape took no longer than the second one, within the noise, in OpenVINO and
+    onnxruntime; to run all shapes takes seconds, in which a worker that was lost is missing.
+    """
+    engine.run(example_inputs(inputs, min(engine.shapes, key=lambda shape: shape[0] * shape[1])))
 
 
 def example_inputs(inputs: Sequence[Tensor], shape: Shape) -> dict[str, Array]:

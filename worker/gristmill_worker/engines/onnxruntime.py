@@ -19,6 +19,7 @@ from gristmill_worker.engines.base import (
     Shape,
     check_names,
     example_inputs,
+    warm_up,
 )
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
 
@@ -47,7 +48,7 @@ class OnnxRuntimeEngine:
             self._session.run_with_iobinding(binding)
             values = binding.copy_outputs_to_cpu()
         except Exception as error:  # onnxruntime's errors share no base class of their own
-            raise EngineError(f"onnxruntime failed: {error}") from error
+            raise EngineError.of(self.name, error) from error
         return dict(zip(self._outputs, values, strict=True))
 
     def close(self) -> None:
@@ -67,7 +68,7 @@ class OnnxRuntimeEngine:
 
 
 def load(model_dir: Path, manifest: Manifest, shapes: Sequence[Shape], options: EngineOptions) -> Engine:
-    """Load the model and run every shape once, so that no request pays for a first time."""
+    """Load the model and run a batch."""
     if options.floats != "fp32":
         raise InputFileError(f"onnxruntime computes floats in fp32 only, not in {options.floats}")
     settings = ort.SessionOptions()
@@ -81,8 +82,7 @@ def load(model_dir: Path, manifest: Manifest, shapes: Sequence[Shape], options: 
         )
         _check_signature(session, manifest)
         engine = OnnxRuntimeEngine(session, manifest, shapes)
-        for shape in shapes:
-            engine.run(example_inputs(manifest.inputs, shape))
+        warm_up(engine, manifest.inputs)
     except ModelRefusedError:
         raise
     except Exception as error:  # onnxruntime raises a dozen unrelated classes

@@ -17,7 +17,7 @@ from gristmill_worker.engines.base import (
     Shape,
     check_names,
     concrete,
-    example_inputs,
+    warm_up,
 )
 from gristmill_worker.engines.variant import precision_of
 from gristmill_worker.memory import resident_mb
@@ -45,11 +45,13 @@ class OpenVinoEngine:
         """Run one batch; see :meth:`~gristmill_worker.engines.base.Engine.run`."""
         request = self._requests.find(inputs)
         try:
-            # The request reads the arrays in place: they outlive the call.
-            request.infer({tensor.name: inputs[tensor.name] for tensor in self._inputs}, share_inputs=True)
+            # infer() drops errors, and the outputs are then those of an earlier batch: only wait() raises
+            # them. The request reads the arrays in place: they outlive it.
+            request.start_async({each.name: inputs[each.name] for each in self._inputs}, share_inputs=True)
+            request.wait()
             return {name: request.get_tensor(name).data.copy() for name in self._outputs}
         except Exception as error:  # OpenVINO raises RuntimeError for all there is
-            raise EngineError(f"openvino failed: {error}") from error
+            raise EngineError.of(self.name, error) from error
 
     def close(self) -> None:
         """Release the compiled models."""
@@ -84,14 +86,12 @@ def load(model_dir: Path, manifest: Manifest, shapes: Sequence[Shape], options: 
             fixed = model.clone()
             fixed.reshape({tensor.name: list(concrete(tensor, shape)) for tensor in manifest.inputs})
             requests[shape] = core.compile_model(fixed, "CPU", config).create_infer_request()
-            requests[shape].infer(example_inputs(manifest.inputs, shape))
         compiled = tuple(requests)
         if rest := [shape for shape in shapes if shape not in requests]:
             request = core.compile_model(model, "CPU", config).create_infer_request()
             requests |= dict.fromkeys(rest, request)
         engine = OpenVinoEngine(manifest, precision_of(manifest, options.floats), requests, compiled)
-        for shape in shapes:
-            engine.run(example_inputs(manifest.inputs, shape))
+        warm_up(engine, manifest.inputs)
     except ModelRefusedError:
         raise
     except Exception as error:  # as above

@@ -37,7 +37,7 @@ def run_texts(
             raise InputFileError(f"the text {str(body.get('text'))[:60]!r} cannot be used: {item.message}")
         items.append(item)
     shapes = default_shapes(manifest.max_length)
-    # Only the shapes in use are warmed up.
+    # Only the shapes in use are prepared.
     used = sorted({batch.shape for batch in plan_items(items, shapes)})
     engine = engine_loader("onnxruntime")(model_dir, manifest, used, EngineOptions(threads))
     try:

@@ -1,0 +1,9 @@
+-- Delete old dead letters.
+--
+-- KEYS  1  dead-letter stream
+-- ARGV  1  age in ms, by Redis's clock, that they may have
+-- Returns how many were deleted.
+
+local now = redis.call('TIME')
+local oldest = now[1] * 1000 + math.floor(now[2] / 1000) - ARGV[1]
+return redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f', math.max(oldest, 0)))

@@ -1,0 +1,64 @@
+"""``gristmill-worker run`` as a process, with what it has logged and the workers that it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import orjson
+import psutil
+
+from conftest import wait_until
+
+
+class Machine:
+    """A supervisor under test; a context manager that leaves nothing behind."""
+
+    def __init__(self, folder: Path, *args: str, env: dict[str, str] | None = None) -> None:
+        self.log = folder / f"supervisor-{len(list(folder.glob('supervisor-*')))}.log"
+        command = [sys.executable, "-m", "gristmill_worker", "run", *args]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **(env or {})}
+            )
+        self._own = psutil.Process(self.process.pid)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        left = [self._own, *self.workers()] if self._own.is_running() else []
+        for process in left:
+            process.kill()
+        self.process.wait(timeout=30)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Return what was logged under ``name``."""
+        found = []
+        for line in self.log.read_bytes().splitlines():
+            if line.startswith(b"{"):
+                event = orjson.loads(line)
+                found += [event] if event["event"] == name else []
+        return found
+
+    def wait_for(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        """Wait until ``name`` was logged ``count`` times, and return these events."""
+        wait_until(lambda: len(self.events(name)) >= count or self.process.poll() is not None)
+        events = self.events(name)
+        assert len(events) >= count, self.log.read_text("utf-8")
+        return events
+
+    def workers(self) -> list[psutil.Process]:
+        return [child for child in self._own.children() if child.status() != psutil.STATUS_ZOMBIE]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        """Let it drain; returns its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)

@@ -1,0 +1,181 @@
+"""Figures of a supervised machine: replacement, reload, scaling, the supervisor's own share. `make machine`.
+
+Everything is measured in one run on this machine, with a real Redis; each figure is a ratio, or stands beside
+what it has to be compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from conftest import Server
+from gristmill import Client
+from machine import Machine
+
+QUEUE = "machine"
+TEXT = "A mill grinds the grain of the whole valley, and the miller is paid in flour. " * 3
+
+
+class Rig:
+    """Starts supervisors on one queue with one model."""
+
+    def __init__(self, folder: Path, url: str, model: Path, *flags: str) -> None:
+        self._folder = folder
+        self.url = url
+        self._args = ["--queue", QUEUE, "--redis", url, "--model", str(model), *flags]
+
+    @contextmanager
+    def machine(self, *args: str, **settings: Any) -> Iterator[Machine]:
+        """Yield a supervisor all of whose workers serve."""
+        config = self._folder / "machine.yaml"
+        config.write_text(json.dumps(settings))
+        with Machine(self._folder, str(config), *self._args, *args) as machine:
+            machine.wait_for("machine_ready")
+            yield machine
+            machine.stop()
+
+
+def trace(client: Client, seconds: float, act: Callable[[], None]) -> list[tuple[float, float]]:
+    """Score a text every few ms for ``seconds``, and ``act`` after a third; returns (start, latency) in s."""
+    found: list[tuple[float, float]] = []
+    began = time.monotonic()
+    timer = threading.Timer(seconds / 3, act)
+    timer.start()
+    while (now := time.monotonic()) < began + seconds:
+        client.score(QUEUE, TEXT, timeout_s=60)
+        found.append((now - began, time.monotonic() - now))
+        time.sleep(0.005)
+    timer.join()
+    return found
+
+
+def throughput(client: Client, count: int) -> float:
+    """Return texts per second of one backlog."""
+    texts = [f"{TEXT[: 40 + 7 * (i % 20)]} {i}" for i in range(count)]
+    began = time.monotonic()
+    for _ in client.stream(QUEUE, texts):
+        pass
+    return count / (time.monotonic() - began)
+
+
+def replacement(rig: Rig, spares: int) -> dict[str, float]:
+    """Kill the only worker under load: how long until another one serves, and until the next answer."""
+    with rig.machine("--workers", "1", spares=spares) as machine, Client(rig.url) as client:
+        if spares:
+            machine.wait_for("engine_ready", 1 + spares)
+        served: list[float] = []
+
+        def kill() -> None:
+            count = len(machine.events("worker_serves"))
+            began = time.monotonic()
+            os.kill(machine.events("worker_serves")[-1]["pid"], signal.SIGKILL)
+            machine.wait_for("worker_serves", count + 1)
+            served.append(time.monotonic() - began)
+
+        found = trace(client, 30.0, kill)
+        return {"replaced_s": round(served[0], 2), "longest_wait_s": round(max(t for _, t in found), 2)}
+
+
+def reload(rig: Rig) -> dict[str, Any]:
+    """Reload under steady load: latencies before, and until the last new worker serves."""
+    with rig.machine() as machine, Client(rig.url) as client:
+        count = len(machine.events("worker_serves"))
+        reloaded: list[float] = []
+        began = time.monotonic()
+
+        def hup() -> None:
+            machine.signal(signal.SIGHUP)
+            machine.wait_for("worker_serves", 2 * count)
+            reloaded.append(time.monotonic() - began)
+
+        found = trace(client, 45.0, hup)
+        before = [latency for at, latency in found if at < 15.0]
+        during = [latency for at, latency in found if 15.0 <= at < reloaded[0]]
+        return {
+            "requests": len(found),
+            "seconds": round(reloaded[0] - 15.0, 1),
+            "before_ms": _spread(before),
+            "during_ms": _spread(during),
+            "failed": 0,  # score() raises
+        }
+
+
+def _spread(latencies: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(latencies)
+    at = {"p50": 0.5, "p99": 0.99}
+    found = {name: round(ordered[int(share * (len(ordered) - 1))] * 1000, 1) for name, share in at.items()}
+    return found | {"max": round(ordered[-1] * 1000, 1)}
+
+
+def scaling(rig: Rig, count: int, rounds: int) -> dict[str, float]:
+    """Compare one worker, two workers of a core each, and one worker of two cores, in turns."""
+    kinds = {
+        "one": ("--workers", "1"),
+        "two": ("--workers", "2"),
+        "wide": ("--workers", "1", "--cores-per-worker", "2"),
+    }
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    share = []
+    for _ in range(rounds):
+        for kind, args in kinds.items():
+            with rig.machine(*args) as machine, Client(rig.url) as client:
+                throughput(client, count // 8)
+                itself = psutil.Process(machine.process.pid)
+                before, began = sum(itself.cpu_times()[:2]), time.monotonic()
+                rates[kind].append(throughput(client, count))
+                share.append((sum(itself.cpu_times()[:2]) - before) / (time.monotonic() - began))
+    median = {kind: statistics.median(found) for kind, found in rates.items()}
+    return {
+        "texts_per_s": round(median["one"], 1),
+        "two_workers_to_one": round(median["two"] / median["one"], 3),
+        "two_of_one_core_to_one_of_two": round(median["two"] / median["wide"], 3),
+        "supervisor_cpu_share": round(statistics.median(share), 4),
+    }
+
+
+def memory(rig: Rig) -> list[dict[str, float]]:
+    """Return what each worker uses, as it said when it began to serve."""
+    with rig.machine() as machine:
+        names = ("rss_mb", "pss_mb", "uss_mb")
+        return [{name: event[name] for name in names} for event in machine.events("worker_serves")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--texts", type=int, default=4000, help="in each backlog")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--engine", default="auto")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        server = Server(folder)
+        server.start()
+        rig = Rig(folder, server.url, args.model, "--engine", args.engine)
+        figures: dict[str, Callable[[], Any]] = {
+            "memory": lambda: memory(rig),
+            "kill -9, no spare": lambda: replacement(rig, 0),
+            "kill -9, a spare": lambda: replacement(rig, 1),
+            "rolling reload": lambda: reload(rig),
+            "scaling": lambda: scaling(rig, args.texts, args.rounds),
+        }
+        for what, measure in figures.items():
+            print(json.dumps({what: measure()}), flush=True)
+        server.stop()
+
+
+if __name__ == "__main__":
+    main()

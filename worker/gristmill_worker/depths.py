@@ -1,0 +1,84 @@
+"""What queues hold, for whoever asks often and must not wait: read from Redis at most every other second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from typing import Final, Protocol
+
+from gristmill.client import Client
+from gristmill.core import Depth
+from gristmill.errors import BrokerUnavailable
+from gristmill_worker.telemetry import logger
+
+FRESH_S: Final = 2.0
+STALE_S: Final = 15.0  # an older depth says nothing any more
+WAIT_S: Final = 1.0  # for Redis, by whoever asks
+
+
+class Reader(Protocol):
+    """Reads a queue's depth now; a Client is one."""
+
+    def depth(self, queue: str) -> Depth:
+        """Raise BrokerUnavailable where it cannot be read."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_streams(url: str) -> Reader:
+    """Return a reader of this project's own queues."""
+    return Client(url, retry_s=0.0)
+
+
+class Depths:
+    """The depths of any queues of one Redis; any thread may ask. Reads only when it is asked."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._wanted: set[str] = set()
+        self._found: dict[str, tuple[float, Depth]] = {}
+        self._looked_at = 0.0
+        self._looking = False
+        self._said = ""  # the last refusal that was logged
+        self._changed = threading.Condition()
+
+    def get(self, queues: Collection[str]) -> Mapping[str, Depth]:
+        """Return the depths of those of ``queues`` that are known; a look may take up to WAIT_S."""
+        now = time.monotonic()
+        with self._changed:
+            self._wanted = set(queues)
+            if now - self._looked_at > FRESH_S or not self._wanted <= self._found.keys():
+                if not self._looking:
+                    self._looking = True
+                    # A thread for each look: it may hang for as long as a dead network lets it.
+                    threading.Thread(target=self._look, name="depths", daemon=True).start()
+                self._changed.wait_for(lambda: not self._looking, WAIT_S)
+            now = time.monotonic()
+            return {
+                queue: self._found[queue][1]
+                for queue in queues
+                if queue in self._found and now - self._found[queue][0] < STALE_S
+            }
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._reader.close()
+
+    def _look(self) -> None:
+        found: dict[str, tuple[float, Depth]] = {}
+        for queue in self._wanted:
+            try:
+                found[queue] = (time.monotonic(), self._reader.depth(queue))
+            except BrokerUnavailable as error:
+                if error.retryable:  # away: the others would only wait for the same
+                    break
+                if str(error) != self._said:
+                    self._said = str(error)
+                    logger().warning("depth_unknown", queue=queue, error=self._said)
+        with self._changed:
+            self._found = found
+            self._looked_at = time.monotonic()
+            self._looking = False
+            self._changed.notify_all()

@@ -1,0 +1,1 @@
+"""Looks at what a worker will run on before it does: CPUs, kernel settings, Redis, model."""

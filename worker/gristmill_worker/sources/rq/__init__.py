@@ -1,0 +1,1 @@
+"""A queue of RQ jobs, served in batches."""

@@ -1,0 +1,1 @@
+"""One supervisor per machine, one worker process per core set."""

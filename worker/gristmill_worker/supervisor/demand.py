@@ -1,0 +1,105 @@
+"""Which of the models that are loaded on demand are to be loaded now."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gristmill import keys
+from gristmill.driver import ERRORS, Connections
+from gristmill_worker.settings import Settings
+
+LOOK_S: Final = 0.2
+TURN_S: Final = 30.0  # a model that has work keeps its place for so long, then one that waits gets it
+
+
+@dataclass(slots=True)
+class Lazy:
+    """One model that is loaded on demand; times are monotonic."""
+
+    queue: str
+    idle_s: float  # without a request, until it may be unloaded
+    entries: int = 0  # requests in the queue, also those that a worker has
+    used_at: float = 0.0
+    awake_at: float | None = None  # None: not loaded
+
+
+def choose_awake(models: Sequence[Lazy], most: int, now: float) -> set[str]:
+    """Return the queues whose models are to be loaded, ``most`` at a time.
+
+    A model stays while it was used within ``idle_s``. One that is asked for gets a free place, or that of
+    the one without requests that was used the least recently, or else of one that has had its turn.
+    """
+    awake = [each for each in models if each.awake_at is not None]
+    awake = [each for each in awake if each.entries or now - each.used_at < each.idle_s]
+    asked = [each for each in models if each.entries and each.awake_at is None]
+    chosen = {each.queue for each in awake}
+    leaving = sorted((each for each in awake if not each.entries), key=lambda each: each.used_at)
+    turns = sorted((each for each in awake if each.entries), key=lambda each: each.awake_at or 0.0)
+    leaving += [each for each in turns if now - (each.awake_at or 0.0) > TURN_S]
+    for each in asked:
+        if len(chosen) >= most:
+            if not leaving:
+                break
+            chosen.discard(leaving.pop(0).queue)
+        chosen.add(each.queue)
+    return chosen
+
+
+class Demand(threading.Thread):
+    """Looks at the queues of lazy models, in a thread of its own: Redis may take its time to answer."""
+
+    def __init__(self) -> None:
+        super().__init__(name="demand", daemon=True)
+        self._models: dict[str, Lazy] = {}
+        self._urls: dict[str, str] = {}  # by queue; replaced as a whole
+        self._entries: dict[str, int] = {}  # as far as known; replaced as a whole
+        self._done = threading.Event()
+
+    def watch(self, teams: Sequence[Settings]) -> None:
+        """Look at the queues of ``teams``, and at no others."""
+        known = self._models
+        self._models = {each.queue: Lazy(each.queue, each.idle_s) for each in teams}
+        for queue, model in self._models.items():
+            if queue in known:
+                model.used_at, model.awake_at = known[queue].used_at, known[queue].awake_at
+        self._urls = {each.queue: each.redis for each in teams}
+        if self._urls and not self.is_alive():
+            self.start()
+
+    def awake(self, most: int | None, *, short: bool) -> set[str]:
+        """Return the queues whose models are to be loaded; ``short``: there is memory for no more."""
+        now = time.monotonic()
+        for queue, model in self._models.items():
+            model.entries = self._entries.get(queue, 0)
+            if model.entries:
+                model.used_at = now
+        there = sum(model.awake_at is not None for model in self._models.values())
+        places = min(most or len(self._models), max(there, 1) if short else len(self._models))
+        chosen = choose_awake(list(self._models.values()), places, now)
+        for queue, model in self._models.items():
+            model.awake_at = (model.awake_at or now) if queue in chosen else None
+        return chosen
+
+    def run(self) -> None:
+        """Look until :meth:`stop`."""
+        connections: dict[str, Connections] = {}
+        while not self._done.wait(LOOK_S):
+            entries = {}
+            for queue, url in self._urls.items():
+                redis = connections.setdefault(url, Connections(url))
+                try:
+                    lengths = redis.calls(*(("XLEN", stream) for stream in keys.streams(queue)))
+                except ERRORS:  # what is loaded says what is wrong
+                    lengths = [self._entries.get(queue, 0)]
+                entries[queue] = sum(lengths)
+            self._entries = entries
+        for redis in connections.values():
+            redis.close()
+
+    def stop(self) -> None:
+        """Let the thread end."""
+        self._done.set()

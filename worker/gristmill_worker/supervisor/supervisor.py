@@ -1,0 +1,231 @@
+"""The process that a machine's workers belong to: it starts, watches, replaces and ends them.
+
+It runs no model and answers no request itself. One thread waits for signals, for what the workers say and for
+time to pass, and after each of these brings every team nearer to what is wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from gristmill.errors import ExitCode, InputFileError
+from gristmill_worker import health
+from gristmill_worker.models import manifest
+from gristmill_worker.settings import Settings
+from gristmill_worker.supervisor.child import Child, Phase
+from gristmill_worker.supervisor.demand import Demand
+from gristmill_worker.supervisor.room import available_mb, is_room
+from gristmill_worker.supervisor.shares import Wish, share_cores
+from gristmill_worker.supervisor.team import Team
+from gristmill_worker.supervisor.watch import Watch
+from gristmill_worker.telemetry import logger
+from gristmill_worker.topology.facts import read_facts
+from gristmill_worker.topology.plan import CoreSet
+from gristmill_worker.vitals import Snapshot
+
+TICK_S: Final = 0.25
+WATCH_S: Final = 2.0
+SCALING: Final = {signal.SIGTTIN: 1, signal.SIGTTOU: -1}
+STOPPING: Final = {signal.SIGTERM, signal.SIGINT}
+SIGNALS: Final = {*STOPPING, signal.SIGHUP, signal.SIGCHLD, *SCALING}
+
+
+class Supervisor:
+    """Runs a team of workers for each configuration; ``load`` reads these from ``paths``, again and again."""
+
+    def __init__(
+        self, paths: Sequence[Path], load: Callable[[], list[Settings]], *, max_loaded: int | None = None
+    ) -> None:
+        self._paths = paths
+        self._load = load
+        self._max_loaded = max_loaded  # models that are loaded on demand, at a time
+        self._demand = Demand()
+        self._teams: dict[str, Team] = {}  # by queue
+        self._facts = read_facts()
+        self._watch = Watch()
+        self._watch_at = 0.0
+        self._snapshots: list[Snapshot] = []  # replaced as a whole: another thread reads it
+        self._extra = 0  # workers of each team, beside what its settings say
+        self._selector = selectors.DefaultSelector()
+        self._signals: list[int] = []
+        self._stops = 0  # signals to stop
+        self._complete = False  # every worker has served once
+
+    def run(self) -> ExitCode:
+        """Run until a signal: the first lets all workers finish what they have, a second ends them at once.
+
+        Raises InputFileError for settings that cannot be used, CannotStartError where no worker gets ready.
+        """
+        settings = self._load()
+        with self._listening(), self._shown(settings[0]):
+            try:
+                self._apply(settings)
+                while not self._stops:
+                    self._step()
+                    self._look_for_changes()
+                    self._load_on_demand()
+            finally:
+                self._demand.stop()
+                forced = self._wind_up()
+        logger().info("supervisor_stopped", forced=forced)
+        return ExitCode.FORCED if forced else ExitCode.OK
+
+    def _step(self) -> None:
+        """Wait for something to happen, and do what follows from it."""
+        for key, _ in self._selector.select(TICK_S):
+            if not isinstance(key.data, Child):
+                os.read(key.fd, 4096)
+            elif not key.data.hear():
+                self._selector.unregister(key.fileobj)
+                key.data.channel.close()
+        while self._signals:
+            self._on_signal(self._signals.pop(0))
+        for queue, team in list(self._teams.items()):
+            team.reconcile()
+            if team.is_over():
+                del self._teams[queue]
+        if not self._complete and all(team.is_complete() for team in self._teams.values()):
+            self._complete = True
+            logger().info("machine_ready", workers=sum(1 for _ in self._children()), queues=list(self._teams))
+        self._snapshots = [each for team in self._teams.values() for each in team.snapshots()]
+
+    def _wind_up(self) -> bool:
+        """Let all workers finish; another signal ends them at once, which is then returned."""
+        self._stops = max(self._stops, 1)  # an error stops as well
+        for team in self._teams.values():
+            team.dismiss()
+        while self._teams and self._stops <= 1:
+            self._step()
+        for child in self._children():
+            child.kill()
+        return bool(self._teams)
+
+    def _children(self) -> Iterator[Child]:
+        for team in self._teams.values():
+            yield from team.children()
+
+    # What is wanted
+
+    def _on_signal(self, number: int) -> None:
+        if number in STOPPING:
+            logger().info("draining", signal=signal.Signals(number).name)
+            self._stops += 1
+        elif self._stops:
+            return
+        elif number == signal.SIGHUP:
+            self._reload(set(self._teams))
+        elif number in SCALING:
+            self._scale(SCALING[signal.Signals(number)])
+
+    def _look_for_changes(self) -> None:
+        if time.monotonic() < self._watch_at:
+            return
+        self._watch_at = time.monotonic() + WATCH_S
+        models = {team.settings.model / manifest.FILE_NAME: queue for queue, team in self._teams.items()}
+        if changed := self._watch.look([*self._paths, *models]):
+            logger().info("files_changed", files=[str(path) for path in changed])
+            self._reload({models[path] for path in changed if path in models})
+
+    def _reload(self, queues: Collection[str]) -> None:
+        """Read the configurations again; teams of ``queues`` get new workers even if nothing changed."""
+        try:
+            self._apply(self._load(), queues)
+        except InputFileError as error:
+            logger().error("reload_refused", error=str(error), kept="the workers that serve")
+
+    def _scale(self, more: int) -> None:
+        self._extra += more
+        try:
+            self._apply([team.settings for team in self._teams.values()])
+        except InputFileError as error:
+            self._extra -= more
+            logger().error("scaling_refused", error=str(error))
+
+    def _apply(self, found: Sequence[Settings], renewed: Collection[str] = ()) -> None:
+        """Have one team for each of ``found``; raises InputFileError and has changed nothing then."""
+        wanted = {settings.queue: settings for settings in found}
+        if len(wanted) < len(found):
+            raise InputFileError("two configurations name the same queue: each needs one of its own")
+        shares = self._shares(found)
+        for queue, team in self._teams.items():
+            if queue not in wanted:
+                team.dismiss()
+        for (queue, settings), cores in zip(wanted.items(), shares, strict=True):
+            if queue not in self._teams:
+                self._teams[queue] = Team(settings, self._register, self._may_start)
+            self._teams[queue].want(settings, cores, renew=queue in renewed)
+        self._demand.watch([settings for settings in found if settings.lazy])
+
+    def _load_on_demand(self) -> None:
+        """Load the lazy models that are asked for, in the place of others where there is room for no more."""
+        short = any(team.lacks_memory for team in self._teams.values())
+        awake = self._demand.awake(self._max_loaded, short=short)
+        for queue, team in self._teams.items():
+            if team.settings.lazy:
+                team.rest(queue not in awake)
+
+    def _shares(self, found: Sequence[Settings]) -> list[list[CoreSet]]:
+        wishes = [Wish(each.workers, each.cores_for_one, each.cores) for each in found]
+        shares = share_cores(self._facts, wishes)
+        if self._extra:
+            counts = [max(1, len(share) + self._extra) for share in shares]
+            wishes = [replace(wish, workers=count) for wish, count in zip(wishes, counts, strict=True)]
+            shares = share_cores(self._facts, wishes)
+        return shares
+
+    # What the teams ask for
+
+    def _register(self, child: Child) -> None:
+        self._selector.register(child.channel, selectors.EVENT_READ, child)
+
+    def _may_start(self, team: Team) -> bool:
+        """Say whether one more worker may load now: one a core at a time, and only what memory allows."""
+        kin = list(team.children())
+        first = bool(kin) and not any(child.memory for child in kin)  # it shows what the others will need
+        loading = sum(child.phase is Phase.LOADING for child in self._children())
+        if first or loading >= len(self._facts.cores):
+            return False
+        free_mb, before = available_mb(), team.lacks_memory
+        team.lacks_memory = not is_room(kin, free_mb)
+        if team.lacks_memory and not before:
+            logger().warning("worker_does_not_fit", queue=team.settings.queue, available_mb=round(free_mb))
+        return not team.lacks_memory
+
+    def _shown(self, settings: Settings) -> AbstractContextManager[object]:
+        """Serve /metrics and the probes of all workers where that is wanted."""
+        if settings.metrics is None:
+            return nullcontext()
+        return health.serve(settings.metrics, lambda: self._snapshots, settings.redis)
+
+    # Signals
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Collect signals, and wake up for them."""
+        reader, writer = os.pipe()
+        for end in (reader, writer):
+            os.set_blocking(end, False)
+        self._selector.register(reader, selectors.EVENT_READ)
+        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(woken)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            os.close(reader)
+            os.close(writer)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)

@@ -1,0 +1,232 @@
+"""The worker processes of one configuration: one a core set, replaced where they end or are stale."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gristmill.errors import ExitCode, GristmillError
+from gristmill_worker.settings import Settings
+from gristmill_worker.supervisor.child import Child, Phase
+from gristmill_worker.telemetry import logger
+from gristmill_worker.topology.plan import CoreSet
+from gristmill_worker.vitals import Snapshot
+
+BACKOFF_S: Final = 0.25, 10.0
+PROVEN_S: Final = 30.0  # who served for so long, or answered anything, is followed by another at once
+MOST_FAILURES: Final = 5  # to get ready, in a row, while nobody serves
+
+
+class CannotStartError(GristmillError):
+    """Workers end before they are ready; the exit code tells wrong settings from other causes."""
+
+    def __init__(self, message: str, exit_code: ExitCode) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(slots=True)
+class Slot:
+    """A core set and who is on it."""
+
+    cores: CoreSet
+    current: Child | None = None  # serves
+    incoming: Child | None = None  # loads, to fill the slot or to take over from the current one
+    stale: bool = False  # the current one is to be replaced
+
+
+class Team:
+    """Brings its processes nearer to what is wanted, by a step at each :meth:`reconcile`."""
+
+    def __init__(
+        self, settings: Settings, register: Callable[[Child], None], may_start: Callable[[Team], bool]
+    ) -> None:
+        self.settings = settings
+        self._register = register  # is called with each new process
+        self._may_start = may_start  # says whether one more process may load now
+        self._slots: list[Slot] = []
+        self._spares: list[Child] = []
+        self._leaving: list[Child] = []
+        self._cores: Sequence[CoreSet] = []
+        self._asleep = settings.lazy
+        self.lacks_memory = False  # said by may_start
+        self._before: Settings | None = None  # to go back to, where new ones cannot be used
+        self._proven = False  # some worker was ready once
+        self._failures = 0  # in a row: short lives, and
+        self._not_ready = 0  # those that ended before they were ready
+        self._not_before = 0.0
+
+    def want(self, settings: Settings, cores: Sequence[CoreSet], *, renew: bool) -> None:
+        """Have one worker on each of ``cores``; new ones with ``renew`` or where the settings are others."""
+        others = settings.model_copy(update={"workers": self.settings.workers})
+        renew = renew or others != self.settings
+        self._before, self.settings = self.settings, settings
+        self._cores, self._asleep = cores, self._asleep and settings.lazy
+        self._arrange()
+        if renew:
+            self._failures, self._not_ready, self._not_before = 0, 0, 0.0
+            self._leave(*self._spares)
+            self._spares = []
+            for slot in self._slots:
+                self._leave(slot.incoming)
+                slot.incoming = None
+                slot.stale = slot.current is not None
+
+    def rest(self, asleep: bool) -> None:
+        """Have no worker while ``asleep``."""
+        if asleep != self._asleep:
+            logger().info("model_unloaded" if asleep else "model_wanted", queue=self.settings.queue)
+            self._asleep = asleep
+            self._arrange()
+
+    def dismiss(self) -> None:
+        """Let all workers finish what they have, and end."""
+        self._cores = []
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Have a slot for each core set, and none where nobody is to serve."""
+        cores = [] if self._asleep else self._cores
+        kept = [slot for slot in self._slots if slot.cores in cores]
+        for slot in self._slots:
+            if slot not in kept:
+                self._leave(slot.current, slot.incoming)
+        there = [slot.cores for slot in kept]
+        self._slots = kept + [Slot(each) for each in cores if each not in there]
+        if not cores:
+            self._leave(*self._spares)
+            self._spares = []
+
+    def is_over(self) -> bool:
+        """Say whether nothing is left of a team that was dismissed."""
+        return not self._cores and not self._leaving
+
+    def children(self) -> Iterator[Child]:
+        """Iterate over all processes that have not ended."""
+        for slot in self._slots:
+            yield from (child for child in (slot.current, slot.incoming) if child is not None)
+        yield from self._spares
+        yield from self._leaving
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return what the workers that serve have last said of themselves."""
+        serving = [slot.current for slot in self._slots if slot.current is not None]
+        return [child.snapshot for child in serving if child.snapshot is not None]
+
+    def is_complete(self) -> bool:
+        """Say whether a worker serves on every core set."""
+        return all(slot.current is not None for slot in self._slots)
+
+    def reconcile(self) -> None:
+        """Take note of what ended; start, promote and end processes. Raises CannotStartError."""
+        self._bury()
+        for child in self.children():
+            if complaint := child.complaint():
+                logger().error("worker_killed", pid=child.pid, reason=complaint)
+                child.kill()
+        for slot in self._slots:
+            self._recycle(slot)
+            self._fill(slot)
+        empty = [slot for slot in self._slots if slot.current is None and slot.incoming is None]
+        for slot in empty:
+            slot.incoming = self._start(slot.cores)
+        if not empty and all(slot.incoming is None for slot in self._slots):
+            # One at a time: the others keep up the throughput meanwhile.
+            stale = next((slot for slot in self._slots if slot.stale), None)
+            if stale is not None:
+                stale.incoming = self._start(stale.cores)
+                if self.lacks_memory:  # not for both: the new one has to wait for the old one's end
+                    self._leave(stale.current)
+                    stale.current, stale.stale = None, False
+            elif self._slots and len(self._spares) < self.settings.spares:
+                spare = self._start(self._slots[0].cores)
+                self._spares += [spare] if spare is not None else []
+
+    def _fill(self, slot: Slot) -> None:
+        """Let a process that is warm serve on ``slot`` if that needs one."""
+        if slot.incoming is not None and slot.incoming.phase is Phase.READY:
+            new, slot.incoming = slot.incoming, None
+        elif slot.current is None and (spare := self._ready_spare()) is not None:
+            new = spare
+            self._spares.remove(new)
+            self._spares += [slot.incoming] if slot.incoming is not None else []
+            slot.incoming = None
+        else:
+            return
+        new.go(slot.cores)
+        self._proven = True
+        old, slot.current, slot.stale = slot.current, new, False
+        place = {"queue": self.settings.queue, "cores": slot.cores.cpus}
+        logger().info("worker_serves", pid=new.pid, instead_of=old and old.pid, **place, **new.memory)
+        self._leave(old)
+
+    def _ready_spare(self) -> Child | None:
+        return next((child for child in self._spares if child.phase is Phase.READY), None)
+
+    def _recycle(self, slot: Slot) -> None:
+        """Have a worker replaced that has grown too large."""
+        limit_mb = self.settings.max_rss_mb
+        if limit_mb is None or slot.current is None or slot.stale:
+            return
+        snapshot = slot.current.snapshot
+        if snapshot is not None and (rss_mb := snapshot["rss_bytes"] / 2**20) > limit_mb:
+            slot.stale = True
+            logger().warning("worker_too_large", pid=slot.current.pid, rss_mb=rss_mb, max_rss_mb=limit_mb)
+
+    def _start(self, cores: CoreSet) -> Child | None:
+        if time.monotonic() < self._not_before or not self._may_start(self):
+            return None
+        child = Child(self.settings, cores)
+        logger().info("worker_starts", pid=child.pid, queue=self.settings.queue, cores=cores.cpus)
+        self._register(child)
+        return child
+
+    def _leave(self, *children: Child | None) -> None:
+        for child in children:
+            if child is not None:
+                child.drain()
+                self._leaving.append(child)
+
+    def _bury(self) -> None:
+        """Take out the processes that have ended."""
+        self._leaving = [child for child in self._leaving if not child.reap()]
+        for slot in self._slots:
+            if slot.current is not None and slot.current.reap():
+                child, slot.current, slot.stale = slot.current, None, False
+                self._lost(child)
+            if slot.incoming is not None and slot.incoming.reap():
+                child, slot.incoming = slot.incoming, None
+                self._lost(child)
+        for child in [child for child in self._spares if child.reap()]:
+            self._spares.remove(child)
+            self._lost(child)
+
+    def _lost(self, child: Child) -> None:
+        """Note that a process ended by itself; when the next one may start follows from that."""
+        logger().error("worker_ended", pid=child.pid, queue=self.settings.queue, reason=child.last_words())
+        if child.has_served(PROVEN_S):
+            self._failures, self._not_ready, self._not_before = 0, 0, 0.0
+            return
+        self._failures += 1
+        pause_s = min(BACKOFF_S[0] * 2 ** (self._failures - 1), BACKOFF_S[1])
+        self._not_before = time.monotonic() + pause_s
+        if child.served_at is not None:
+            return  # requests ended it, and each of these is given up after some deliveries
+        self._not_ready += 1
+        if any(slot.current is not None for slot in self._slots):
+            self._go_back()
+        elif child.code == ExitCode.BAD_INPUT and not self._proven:
+            raise CannotStartError(child.last_words(), ExitCode.BAD_INPUT)
+        elif self._not_ready >= MOST_FAILURES:
+            what = f"{self._not_ready} workers in a row ended before they were ready, the last one: "
+            raise CannotStartError(what + child.last_words(), ExitCode.CRASH_LOOP)
+
+    def _go_back(self) -> None:
+        """Keep the workers that serve, and their settings: those that were to replace them cannot start."""
+        if self._before is not None and any(slot.stale for slot in self._slots):
+            logger().error("reload_failed", queue=self.settings.queue, kept="the workers that serve")
+            self.settings = self._before
+        for slot in self._slots:
+            slot.stale = False
