@@ -190,6 +190,21 @@ class TestPipes:
         assert gzip.decompress(packed.stdout) == done.stdout
         assert packed.stderr == b""
 
+    def test_a_name_that_tells_nothing_needs_a_format(self, private: PrivateRedis, tmp_path: Path) -> None:
+        source, out = tmp_path / "texts", tmp_path / "scored"
+        source.write_text("id\ttext\n1\tthe mill\n")
+        done = self.run(private.url, source, "--out", out)
+        assert done.returncode == ExitCode.BAD_INPUT
+        assert b"has to end in one of .csv, .tsv, .jsonl, .parquet" in done.stderr
+        assert self.run(private.url, source, "--out", out, "--format", "xls").returncode == ExitCode.USAGE
+        kinds = ["--in-format", "tsv", "--format", "jsonl"]
+        unknown = self.run(private.url, source, "--out", out, *kinds, "--columns", "name")
+        assert unknown.returncode == ExitCode.BAD_INPUT
+        assert b"has no column 'name'; its columns are: 'id', 'text'" in unknown.stderr
+        done = self.run(private.url, source, "--out", out, *kinds, "--columns", "id", "--results", "label")
+        assert done.returncode == ExitCode.OK, done.stderr
+        assert json.loads(out.read_text()) == {"id": "1", "gm_label": "flour"}
+
     def test_what_a_pipe_lacks_is_said(self) -> None:
         done = self.run("redis://127.0.0.1:1", "-", "--out", "-", "--parts")
         assert done.returncode == ExitCode.USAGE
@@ -307,7 +322,6 @@ def test_two_producers_get_about_the_same_of_a_queue(
     source.write_text("text\n" + "the mill grinds\n" * rows)
     done = [0, 0]
     stopped = threading.Event()
-    at_start: list[int] = []
 
     def run(number: int) -> None:
         def on_progress(summary: Summary) -> None:
@@ -321,13 +335,13 @@ def test_two_producers_get_about_the_same_of_a_queue(
     threads[0].start()
     while done[0] < rows // 4:
         time.sleep(0.01)
-    at_start.append(done[0])
     threads[1].start()
-    while done[0] < rows:
+    while done[1] < rows // 8 and done[0] < rows:  # it has found out how fast the workers are
         time.sleep(0.01)
-        if done[1] == 0:
-            at_start[0] = done[0]
-    ratio = done[1] / (rows - at_start[0])
+    since = list(done)
+    while max(done) < rows:
+        time.sleep(0.01)
+    ratio = (done[1] - since[1]) / (done[0] - since[0])
     stopped.set()
     for thread in threads:
         thread.join()

@@ -206,7 +206,8 @@ class ParquetParts:
         with disk_errors(target), target.open("wb") as sink:
             with pq.ParquetWriter(sink, self._schema, compression=COMPRESSION) as writer:
                 for number in range(count):
-                    table = pq.read_table(self._folder / part_name(number, _KIND), schema=self._schema)
+                    with pq.ParquetFile(self._folder / part_name(number, _KIND)) as part:
+                        table = part.read(use_threads=False).cast(self._schema)
                     if table.num_rows:
                         writer.write_table(table.combine_chunks(), row_group_size=table.num_rows)
             sync(sink)
