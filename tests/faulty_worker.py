@@ -1,8 +1,9 @@
 """``gristmill-worker`` with faults on demand: run as a program, with the worker's arguments.
 
 The engine ends the whole process where a batch holds the token of the word "wheel", as a crash of a native
-library does; at the token of "stone" it never returns and lets no other thread run; the tokenizer raises on a
-text with "explode".
+library does; at the token of "stone" it never returns and lets no other thread run; at "oats" it fails; at
+"barley" it lacks memory, at "sack" only for the first two times that one runs alone. The tokenizer raises on
+a text with "explode".
 """
 
 import os
@@ -12,12 +13,11 @@ from typing import Any
 
 from checkpoints import vocabulary
 from gristmill_worker.cli import main
-from gristmill_worker.engines.base import Array, Engine
+from gristmill_worker.engines.base import Array, Engine, EngineError
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.tasks.text import TextEncoder
 
-WHEEL = vocabulary()["wheel"]
-STONE = vocabulary()["stone"]
+WHEEL, STONE, OATS, BARLEY, SACK = (vocabulary()[w] for w in ("wheel", "stone", "oats", "barley", "sack"))
 CRASHED = 77
 
 _load = Variant.load
@@ -27,12 +27,22 @@ _encode = TextEncoder.encode
 def load(self: Variant, *args: Any, **options: Any) -> Engine:
     engine = _load(self, *args, **options)
     healthy = engine.run
+    times = 0  # that a sack ran alone
 
     def run(inputs: Mapping[str, Array]) -> dict[str, Array]:
         if (inputs["input_ids"] == WHEEL).any():
             os._exit(CRASHED)
         if (inputs["input_ids"] == STONE).any():
             re.match(r"(a+)+$", "a" * 100 + "b")
+        if (inputs["input_ids"] == OATS).any():
+            raise EngineError("there is nothing to be done")
+        if (inputs["input_ids"] == BARLEY).any():
+            raise EngineError.of("the engine", RuntimeError("std::bad_alloc"))
+        sacks = (inputs["input_ids"] == SACK).any(axis=1)
+        nonlocal times
+        times += bool(sacks.all())  # padding repeats the first text
+        if sacks.any() and times < 3:
+            raise MemoryError
         return healthy(inputs)
 
     engine.run = run  # type: ignore[method-assign]

@@ -96,7 +96,7 @@ def test_a_deadline_that_passes_inside_the_worker_is_expired_without_a_run(
     first = own_client.submit_many(queue, [f"bread {i}" for i in range(2000)])
     wait_until(lambda: own_client.depth(queue).pending > 0)
     taken = own_client.depth(queue).pending
-    late = own_client.submit_many(queue, ["mill"] * 50, deadline_s=3)
+    late = own_client.submit_many(queue, [f"mill {i}" for i in range(50)], deadline_s=3)
     on_time = own_client.submit(queue, "mill", deadline_s=600)
     with Redis.from_url(own_redis.url, protocol=2) as redis:
 

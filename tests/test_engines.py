@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,6 +28,7 @@ from gristmill_worker.engines.base import (
     Shape,
     engine_loader,
     example_inputs,
+    may_pass,
 )
 from gristmill_worker.engines.choice import NATIVE_BF16
 from gristmill_worker.engines.openvino import OpenVinoEngine
@@ -248,3 +252,30 @@ def test_threads_stay_on_the_cpus_that_the_process_was_given(tiny_encoder: Path)
 def test_an_example_is_valid(tiny_encoder: Path) -> None:
     example = example_inputs(manifests.load(tiny_encoder).inputs, (2, 8))
     assert example["attention_mask"].all()
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_memory_that_lacks_is_an_error_that_may_pass_and_never_an_earlier_answer(
+    name: str, minilm: Path
+) -> None:
+    program = Path(__file__).with_name("starved_engine.py")
+    ran = subprocess.run([sys.executable, program, name, minilm], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["error"].startswith(f"{name} failed: ")
+    assert found["retryable"] is True
+    assert found["difference"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (MemoryError("Unable to allocate 3.00 MiB for an array"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("could not allocate a memory object"), True),
+        (RuntimeError("Got invalid dimensions for input: ids"), False),
+        (EngineError("bad_alloc, says one who knows better"), False),
+    ],
+)
+def test_only_memory_may_pass(error: Exception, passes: bool) -> None:
+    assert may_pass(error) is passes

@@ -1,5 +1,7 @@
 """/healthz and /readyz: what a real worker answers, and what its snapshot says where it hangs."""
 
+import os
+import re
 import signal
 import socket
 import time
@@ -145,3 +147,36 @@ def test_without_being_asked_no_port_is_opened(workers: Workers, tiny_classifier
         for line in table.read_text("ascii").splitlines()[1:]
     ]
     assert not [row for row in listening if row[3] == "0A" and f"socket:[{row[9]}]" in sockets]
+
+
+def test_a_machines_workers_are_shown_together(
+    client: Client, workers: Workers, queue: str, tiny_classifier: Path, redis_url: str
+) -> None:
+    command = ["run", "--model", str(tiny_classifier), "--queue", queue, "--redis", redis_url]
+    machine = workers.start_command([*command, "--metrics", "0", "--engine", "onnxruntime"])
+    address = address_of(workers.log())
+    assert fetch(address, "/healthz")[0] == 200  # while it loads
+    wait_until(lambda: fetch(address, "/readyz")[0] == 200)
+    assert client.score(queue, "bread")
+    wait_until(lambda: '"machine_ready"' in workers.log().read_text("utf-8"))
+    wait_until(lambda: ask(address, "/readyz")[1]["ok"])
+    count = ask(address, "/healthz")[1]["workers"]
+    assert count == len(client.workers(queue)) > 0
+    wait_until(lambda: sum(settled(metrics_of(address))) == 1)
+    assert len(settled(metrics_of(address))) == count
+    victim = int(client.workers(queue)[0]["pid"])
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: str(victim) not in shown_pids(address) and len(shown_pids(address)) == count)
+    wait_until(lambda: fetch(address, "/readyz")[0] == 200)
+    machine.terminate()
+    assert machine.wait(60) == 0
+
+
+def shown_pids(address: str) -> list[str]:
+    return re.findall(r'gristmill_worker_info\{.*pid="(\d+)"', metrics_of(address))
+
+
+def settled(text: str) -> list[float]:
+    """Return how many requests each worker answered well."""
+    found = re.findall(r'^gristmill_results_total\{.*status="ok".*\} (\S+)$', text, flags=re.MULTILINE)
+    return [float(each) for each in found]

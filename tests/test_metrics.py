@@ -4,9 +4,12 @@ import math
 import time
 from pathlib import Path
 
+import orjson
+
 from conftest import Workers, wait_until
 from gristmill import Client
 from gristmill.core import Depth
+from gristmill.errors import Status
 from gristmill.wire import Result
 from gristmill_worker import metrics
 from gristmill_worker.jobs import BatchRun
@@ -63,11 +66,11 @@ def test_every_value_falls_into_its_bucket() -> None:
     vitals = Vitals("w", "q", max_wait_s=0, batch_timeout_s=0)
     for size, run_ms in ((1, 1.0), (2, 1.1), (513, 60_001.0)):
         vitals.ran(BatchRun(size, (size, 8), 0.0, run_ms))
-    result = Result("a", "ok", timing_ms={"queued": 5.0, "encode": 0.0, "run": 0.0})
+    result = Result("a", Status.OK, timing_ms={"queued": 5.0, "encode": 0.0, "run": 0.0})
     dead = Outcome(Delivery(b"1-0", {}, 6), Result("b", "error"), reason="max_deliveries")
     ahead = Delivery(b"99999999999999-0", {}, 1)  # by a clock that is ahead of ours
     vitals.finished([Outcome(ahead, result), dead, Outcome(Delivery(b"1-1", {}, 1), None, reason="no ID")])
-    found = samples(metrics.render([vitals.snapshot()], {}).decode())
+    found = samples(metrics.render([orjson.loads(orjson.dumps(vitals.snapshot()))], {}).decode())
 
     def count(name: str, bound: str) -> float:
         return found[f"gristmill_{name}_bucket"][(("le", bound),)]

@@ -54,7 +54,7 @@ def test_cores_that_one_is_kept_to_are_respected() -> None:
 
 
 def test_numbers_that_do_not_fit_together_are_refused() -> None:
-    with pytest.raises(InputFileError, match="at most 1 of 1 cores fit"):
+    with pytest.raises(InputFileError, match=r"at most 1 worker\(s\) of 1 core\(s\) fit"):
         share_cores(facts(3), [Wish(workers=2), Wish(workers=2)])
 
 

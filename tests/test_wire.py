@@ -35,6 +35,10 @@ def test_a_request_survives_the_round_trip(request: Request) -> None:
     assert wire.decode_request(as_entry(request)) == request
 
 
+def test_a_result_of_a_worker_that_did_not_count_had_one_attempt() -> None:
+    assert wire.decode_result(b'{"id": "a", "status": "ok", "value": 3}').attempts == 1
+
+
 def test_a_result_survives_the_round_trip() -> None:
     result = Result(
         id="a",

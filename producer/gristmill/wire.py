@@ -86,7 +86,8 @@ class Result:
 
     ``status`` is a :class:`~gristmill.errors.Status`, as text; ``error`` is ``(code, message)``.
     ``timing_ms`` has ``queued``, ``encode`` and ``run``; ``batch`` has ``size`` and ``shape``;
-    ``trace`` is the request's.
+    ``trace`` is the request's. ``attempts`` counts its deliveries to a worker, this one included;
+    ``cached``: the worker knew the answer.
     """
 
     id: str
@@ -100,6 +101,8 @@ class Result:
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     batch: Mapping[str, Any] | None = None
     trace: str | None = None
+    attempts: int = 1
+    cached: bool = False
 
     @property
     def ok(self) -> bool:
@@ -233,9 +236,12 @@ def encode_result(result: Result) -> bytes:
         "truncated": result.truncated,
         "timing_ms": result.timing_ms,
         "batch": result.batch,
+        "attempts": result.attempts,
     }
     if result.trace is not None:
         record["trace"] = result.trace
+    if result.cached:
+        record["cached"] = True
     return orjson.dumps(record, option=_OPTIONS)
 
 
@@ -274,6 +280,8 @@ def _as_result(record: Any) -> Result:
             timing_ms=record.get("timing_ms") or {},
             batch=record.get("batch"),
             trace=record.get("trace"),
+            attempts=record.get("attempts") or 1,
+            cached=bool(record.get("cached")),
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise WireError(f"a result record lacks a field or has a wrong type: {error!r}") from error

@@ -131,12 +131,14 @@ def rq(config: Path | None, *, allow_pickle: bool, with_scheduler: bool, path: s
     """
     with console.needs_extra("worker"):
         from gristmill_worker.service import serve as serve_queue
-        from gristmill_worker.settings import load_settings
+        from gristmill_worker.settings import RetrySettings, load_settings
     with console.needs_extra("rq"):
         from gristmill_worker.sources.rq.source import open_source
     sys.path.append(path)
     settings = load_settings(config, os.environ, flags)
-    return serve_queue(settings, open_source(settings, allow_pickle=allow_pickle, scheduler=with_scheduler))
+    source = open_source(settings, allow_pickle=allow_pickle, scheduler=with_scheduler)
+    # Jobs say how often they are tried, the RQ way.
+    return serve_queue(settings.model_copy(update={"retry": RetrySettings(max_attempts=1)}), source)
 
 
 cli.add_command(model)

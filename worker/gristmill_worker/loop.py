@@ -8,21 +8,21 @@ What comes alone to an idle worker goes through all of it in the first thread.
 from __future__ import annotations
 
 import gc
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from queue import Queue
 from typing import Final
 
-from gristmill.errors import BrokerUnavailable, ErrorCode
-from gristmill_worker.batching.linger import drain
+from gristmill.errors import BrokerUnavailable
+from gristmill_worker.batching.linger import Bounds, drain
 from gristmill_worker.batching.planner import Planner
 from gristmill_worker.batching.sizing import Sizing
-from gristmill_worker.engines.base import Engine, Shape
-from gristmill_worker.jobs import Batch, BatchRun, Job, Judge, Ran
+from gristmill_worker.engines.base import Engine, Shape, may_pass
+from gristmill_worker.jobs import Batch, BatchRun, Job, Judge, Ran, everyone, part_late
 from gristmill_worker.settings import BatchSettings
+from gristmill_worker.sharing import Sharing
 from gristmill_worker.sources.base import Delivery, Outcome, Source
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
 from gristmill_worker.telemetry import logger
@@ -32,6 +32,7 @@ BACKOFF_S: Final = 0.1, 2.0
 REFUSALS: Final = 5  # in a row, by a Redis that answers otherwise
 LAST_TRY_S: Final = 5.0  # for storing results after the stop signal while Redis is away
 FINISHED_TOGETHER: Final = 256  # requests
+FINISHED_AT_MOST: Final = 2 * FINISHED_TOGETHER  # one batch may answer a whole window of equal requests
 HELD_WINDOWS: Final = 2  # one runs, one is spare
 GC_OBJECTS: Final = 20_000  # between two looks for cycles: several windows' worth, which by then are gone
 
@@ -48,15 +49,18 @@ class Loop:
         sizing: Sizing,
         judge: Judge,
         vitals: Vitals,
+        sharing: Sharing,
         stop: threading.Event,
     ) -> None:
         self._source = source
         self._engine = engine
         self._task = task
         self._batch = batch
+        self._bounds = Bounds(batch.max_items, batch.max_bytes, judge.max_body_bytes)
         self._planner = Planner(engine.shapes, sizing.costs)
         self._lengths = sizing.lengths
         self._judge = judge
+        self._sharing = sharing
         self._stop = stop
         self._outage = ""  # the last error of Redis that was logged
         self._gave_up = False  # on storing results, after the stop signal
@@ -93,7 +97,7 @@ class Loop:
             batches: list[Batch] = []
             try:
                 with self.counters.stage("take"):
-                    window = drain(self._source.take, self._batch.max_items, self._batch.max_wait_ms / 1000)
+                    window = drain(self._source.take, self._bounds, self._batch.max_wait_ms / 1000)
                 reached = True
                 self._reached_redis()
                 with self._redelivered_on_error(window):
@@ -114,7 +118,7 @@ class Loop:
                 self._planned.put(batches)
             else:
                 self._slots.release()
-            if any(job.delivery.deliveries > 1 for batch in batches for job in batch.jobs):
+            if any(job.delivery.suspect for batch in batches for job in batch.jobs):
                 self._wait_until_idle()  # if it kills this process, nothing else is to blame
 
     def _is_idle(self) -> bool:
@@ -131,9 +135,10 @@ class Loop:
 
     def _prepare(self, window: Sequence[Delivery]) -> list[Batch]:
         jobs, refused = self._judge.read(window)
-        # What was delivered before may have killed its worker, so it runs alone.
-        suspects = [[job] for job in jobs if job.delivery.deliveries > 1]
-        fresh = [job for job in jobs if job.delivery.deliveries == 1]
+        jobs, known = self._share(jobs)
+        refused += known
+        suspects = [[job] for job in jobs if job.delivery.suspect]
+        fresh = [job for job in jobs if not job.delivery.suspect]
         batches: list[Batch] = []
         for group in [*suspects, fresh]:
             with self.counters.stage("encode"):
@@ -141,9 +146,9 @@ class Loop:
             good: list[Job] = []
             for job, item in zip(group, items, strict=True):
                 if isinstance(item, ItemError):
-                    refused.append(self._judge.failed(job, item.code, item.message))
+                    refused += [self._judge.failed(each, item.code, item.message) for each in everyone([job])]
                 else:
-                    job.item = item
+                    job.give(item)
                     good.append(job)
             with self.counters.stage("plan"):
                 batches += self._plan(good)
@@ -151,12 +156,22 @@ class Loop:
             self._ran.put(refused)
         return batches
 
+    def _share(self, jobs: Sequence[Job]) -> tuple[list[Job], list[Outcome]]:
+        """Return the jobs that have to run, and the outcomes of those whose answer is known."""
+        parted = self._sharing.part(jobs)
+        if self._sharing.answers.on:
+            self.counters.add(cache_hits=len(parted.known), cache_misses=len(jobs) - len(parted.known))
+        if parted.twins:
+            self.counters.add(deduplicated=parted.twins)
+        return parted.to_run, [self._judge.known(job, answer) for job, answer in parted.known]
+
     def _encode(self, jobs: Sequence[Job]) -> list[Encoded | ItemError]:
         if not jobs:
             return []
         started = time.perf_counter()
         try:
-            items = self._task.encode([job.body for job in jobs])
+            with self._exposing(jobs):
+                items = self._task.encode([job.body for job in jobs])
         except Exception as error:  # noqa: BLE001 - one request is to blame: find it by going one by one
             if len(jobs) > 1:
                 return [item for job in jobs for item in self._encode([job])]
@@ -172,7 +187,7 @@ class Loop:
             return []
         lengths = [job.item.length for job in jobs]
         self._lengths.add(lengths)
-        deadlines = [job.request.deadline_ms or math.inf for job in jobs]
+        deadlines = [job.ends_ms() for job in jobs]
         planned = self._planner.plan(lengths, deadlines)
         return [self._assemble([jobs[i] for i in batch.items], batch.shape) for batch in planned]
 
@@ -184,23 +199,22 @@ class Loop:
     def _run_batches(self) -> None:
         while (window := self._planned.get()) is not None:
             for batch in window:
-                with self._redelivered_on_error([job.delivery for job in batch.jobs]):
+                with self._redelivered_on_error([job.delivery for job in everyone(batch.jobs)]):
                     for ran in self._run_on_time(batch):
                         self._ran.put(ran)
             self._slots.release()
 
     def _run_here(self, batch: Batch) -> None:
         """Run and finish in this thread what came alone to an idle worker: hand-offs would only delay it."""
-        with self._redelivered_on_error([job.delivery for job in batch.jobs]):
+        with self._redelivered_on_error([job.delivery for job in everyone(batch.jobs)]):
             for ran in self._run_on_time(batch):
                 with self.counters.stage("finish"):
                     self._finish(self._outcomes(ran))
 
     def _run_on_time(self, batch: Batch) -> Iterator[Ran | list[Outcome]]:
-        late = [job for job in batch.jobs if job.is_late()]
+        jobs, late = part_late(batch.jobs)
         if late:
             yield [self._judge.expired(job) for job in late]
-            jobs = [job for job in batch.jobs if job not in late]
             if not jobs:
                 return
             batch = self._assemble(jobs, batch.shape)
@@ -209,12 +223,12 @@ class Loop:
     def _run_batch(self, batch: Batch) -> Iterator[Ran]:
         """Run one batch; where the engine fails, halve it until the request to blame stands alone."""
         started, started_ms = time.perf_counter(), time.time() * 1000
-        outputs, message = None, ""
+        outputs, message, passes = None, "", False
         try:
-            with self._vitals.batch(), self.counters.stage("run"):
+            with self._exposing(batch.jobs), self._vitals.batch(), self.counters.stage("run"):
                 outputs = self._engine.run(batch.inputs)
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to its batch
-            message = str(error)
+            message, passes = str(error), may_pass(error)
             if len(batch.jobs) > 1:
                 middle = len(batch.jobs) // 2
                 for half in (batch.jobs[:middle], batch.jobs[middle:]):
@@ -222,7 +236,7 @@ class Loop:
                 return
         run_ms = round((time.perf_counter() - started) * 1000, 3)
         run = BatchRun(len(batch.jobs), batch.shape, started_ms, run_ms)
-        yield Ran(batch.jobs, run, outputs, message)
+        yield Ran(batch.jobs, run, outputs, message, passes)
 
     # The third thread: finish
 
@@ -234,15 +248,14 @@ class Loop:
             with self.counters.stage("finish"):
                 # All that is ready goes in one step: small batches cost more to store than to run.
                 while ran is not None:
-                    held = ran.jobs if isinstance(ran, Ran) else ran
+                    held = everyone(ran.jobs) if isinstance(ran, Ran) else ran
                     with self._redelivered_on_error([each.delivery for each in held]):
                         outcomes += self._outcomes(ran)
                     if len(outcomes) >= FINISHED_TOGETHER or self._ran.empty():
                         break
                     ran = self._ran.get()
-                if outcomes:
-                    with self._redelivered_on_error([outcome.delivery for outcome in outcomes]):
-                        self._finish(outcomes)
+                with self._redelivered_on_error([outcome.delivery for outcome in outcomes]):
+                    self._finish(outcomes)
             more = ran is not None
 
     def _outcomes(self, ran: Ran | list[Outcome]) -> list[Outcome]:
@@ -251,29 +264,52 @@ class Loop:
         for tell in self.on_ran:
             tell(ran)
         if ran.outputs is None:
-            logger().warning("request_failed", **ran.jobs[0].named(), error=ran.error)
-            return [self._judge.failed(ran.jobs[0], ErrorCode.ENGINE_ERROR, ran.error)]
+            return self._failures(ran)
         self._vitals.ran(ran.run)
         items = [job.item for job in ran.jobs]
-        values = self._task.decode(ran.outputs, items)
+        with self._exposing(ran.jobs):
+            values = self._task.decode(ran.outputs, items)
         self.counters.add(
             batches=1,
             tokens=sum(item.length for item in items),
             padded_tokens=ran.run.shape[0] * ran.run.shape[1],
             engine_us=round(ran.run.run_ms * 1000),
         )
+        if self._sharing.answers.on:
+            for job, value in zip(ran.jobs, values, strict=True):
+                self._sharing.keep(job, value)
         return [
-            self._judge.failed(job, value.code, value.message)
+            self._judge.failed(each, value.code, value.message)
             if isinstance(value, ItemError)
-            else self._judge.ok(job, value, ran.run)
+            else self._judge.ok(each, value, ran.run)
             for job, value in zip(ran.jobs, values, strict=True)
+            for each in (everyone((job,)) if job.twins else (job,))
         ]
+
+    def _failures(self, ran: Ran) -> list[Outcome]:
+        """Return the outcome of what the engine failed on for good; the rest is delivered again, later."""
+        outcomes: list[Outcome] = []
+        for job in everyone(ran.jobs):
+            retry_in_s = self._judge.retry_in_s(job) if ran.may_pass else None
+            logger().warning("request_failed", **job.named(), error=ran.error, retry_in_s=retry_in_s)
+            if retry_in_s is None:
+                outcomes.append(self._judge.engine_failed(job, ran))
+            else:
+                self.counters.add(retries=1)
+                self._source.release([job.delivery], retry_in_s)
+        return outcomes
 
     def _finish(self, outcomes: Sequence[Outcome], *, substituted: bool = False) -> None:
         """Store results, however long Redis is away: what ran is not thrown away.
 
         What Redis refuses is stored one by one, and the one that it refuses alone as an error.
         """
+        if not outcomes:
+            return
+        if len(outcomes) > FINISHED_AT_MOST:
+            for start in range(0, len(outcomes), FINISHED_TOGETHER):
+                self._finish(outcomes[start : start + FINISHED_TOGETHER])
+            return
         give_up, refusals = None, 0
         while True:
             try:
@@ -302,6 +338,9 @@ class Loop:
         self.counters.add(requests=finished, errors=failed, dropped=len(outcomes) - finished)
 
     # All three
+
+    def _exposing(self, jobs: Iterable[Job]) -> AbstractContextManager[None]:
+        return self._source.exposing(job.delivery for job in everyone(jobs))
 
     def _reached_redis(self) -> None:
         self._outage = ""

@@ -24,6 +24,7 @@ from gristmill_worker.loop import Loop
 from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
+from gristmill_worker.sharing import Sharing
 from gristmill_worker.sources.base import ServedSource
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
@@ -88,9 +89,15 @@ def serve(
         seconds=round(time.perf_counter() - started, 2),
     )
     source = open_source(settings, name)
-    limits = {"max_deliveries": settings.max_deliveries, "max_body_bytes": settings.max_body_bytes}
-    judge = Judge(name, manifest.id, **limits)
-    loop = Loop(source, engine, task, batch, sizing, judge, vitals, stop.event)
+    judge = Judge(
+        name,
+        manifest.id,
+        max_deliveries=settings.max_deliveries,
+        max_body_bytes=settings.max_body_bytes,
+        retry=settings.retry,
+    )
+    sharing = Sharing(round(settings.result_cache_mb * 2**20))
+    loop = Loop(source, engine, task, batch, sizing, judge, vitals, sharing, stop.event)
     loop.on_ran = watchers(os.environ, name, settings.queue, manifest.id, shown)
     vitals.about = _about(name, settings, manifest, engine)
     pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)

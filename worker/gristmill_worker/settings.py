@@ -56,9 +56,20 @@ class BatchSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_items: int = Field(256, ge=1, le=4096)  # N: requests in one window
+    max_bytes: int = Field(256 * MAX_BODY_BYTES, ge=1)  # of bodies in one window
     max_wait_ms: float = Field(5.0, ge=0, le=60_000)  # T: from the arrival of the oldest
     max_tokens: int = Field(MAX_TOKENS, ge=1)  # of a batch, padding included; bounds the default shapes
     shapes: tuple[tuple[Size, Size], ...] | None = Field(None, min_length=1)  # (batch, sequence)
+
+
+class RetrySettings(BaseModel):
+    """How often a request is tried whose error may pass, and how long it waits in between."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_attempts: int = Field(3, ge=1, le=100)  # with the first; max_deliveries bounds them as well
+    backoff_s: float = Field(1.0, gt=0, le=3600)  # after the first; doubled after each further one
+    max_backoff_s: float = Field(30.0, gt=0, le=3600)
 
 
 class Settings(BaseModel):
@@ -81,10 +92,14 @@ class Settings(BaseModel):
     memory_policy: MemoryPolicy = "preferred"  # of the NUMA node of ``cores``
     batch: BatchSettings = BatchSettings()
     truncate: bool = True  # cut long texts; a request's own option goes first
+    result_cache_mb: float = Field(
+        0.0, ge=0, le=1_048_576
+    )  # for answers to requests that come again; 0: none
     lease_s: float = Field(30.0, ge=1, le=86_400)
     result_ttl_s: int = Field(3600, ge=1, le=MAX_TTL_S)
     batch_timeout_s: float = Field(300.0, ge=0, le=86_400)  # after it the process is ended; 0: never
     max_deliveries: int = Field(5, ge=1)
+    retry: RetrySettings = RetrySettings()
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
     metrics: Address | None = None  # off: no port is opened unasked
     # What follows is for 'gristmill-worker run', which starts a process for each core set.

@@ -44,7 +44,11 @@ class Counters:
 
     requests: int = 0
     errors: int = 0
+    retries: int = 0  # requests that were put off after an error that may pass
     dropped: int = 0  # answered by another worker first, or cancelled
+    deduplicated: int = 0  # that got the answer of an equal request in their window
+    cache_hits: int = 0  # that got an answer from the cache
+    cache_misses: int = 0  # that did not; neither is counted without a cache
     batches: int = 0
     tokens: int = 0
     padded_tokens: int = 0  # tokens plus padding

@@ -117,7 +117,8 @@ class Vitals:
             self._add("request_s", latencies)
             self._add("queued_s", queued)
             for status in {*statuses}:
-                self._results[status] = self._results.get(status, 0) + statuses.count(status)
+                name = str(status)  # of a Status too: no JSON has that as a key
+                self._results[name] = self._results.get(name, 0) + statuses.count(status)
             self._results[DEAD] = self._results.get(DEAD, 0) + len(outcomes) - len(results)
         self.move()
 

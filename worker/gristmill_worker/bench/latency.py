@@ -116,10 +116,11 @@ def measure_bursts(rig: Rig, subject: Subject, amounts: Amounts, say: Say) -> di
 def _burst(client: Client, text: str, subject: Subject, kind: str, workers: Sequence[Worker]) -> list[Result]:
     time.sleep(_REST_S)
     queue = workers[0].queue
+    texts = [f"{text} {number}" for number in range(BURST)]  # of equal ones a worker would run one
     if kind == "one submit_many":
-        ids = client.submit_many(queue, [text] * BURST, options=subject.options)
+        ids = client.submit_many(queue, texts, options=subject.options)
     else:
-        ids = [client.submit(queue, text, options=subject.options) for _ in range(BURST)]
+        ids = [client.submit(queue, each, options=subject.options) for each in texts]
     return [wait_for(client, request_id, *workers) for request_id in ids]
 
 

@@ -163,7 +163,8 @@ def _encode(task: Task, texts: Sequence[str]) -> list[Encoded]:
 def read_texts(path: Path | None, column: str | None) -> list[str]:
     """Return the texts in ``column`` of a file, without blank ones; with no file Python's documentation.
 
-    Raises InputFileError for a file, or a row, that cannot be read.
+    None comes twice: of equal ones in a window a worker runs only one. Raises InputFileError for a file, or
+    a row, that cannot be read.
     """
     if path is None or column is None:
         return list(documentation())
@@ -174,7 +175,7 @@ def read_texts(path: Path | None, column: str | None) -> list[str]:
         raise InputFileError(f"{path}: {error}") from error
     if not texts:
         raise InputFileError(f"{path} has no text in the column {column!r}")
-    return texts
+    return list(dict.fromkeys(texts))
 
 
 def split(texts: Sequence[str], count: int) -> tuple[list[str], list[str]]:
@@ -294,7 +295,7 @@ def _seconds(subject: Subject, engine: Engine, inputs: Sequence[dict[str, Array]
 def measure_null(rig: Rig, subject: Subject, amounts: Amounts, say: Say) -> Flow:
     """Measure short texts through a worker whose engine computes nothing."""
     short = [" ".join(text.split()[:SHORT_WORDS]) for text in subject.texts]
-    texts = [short[i % len(short)] for i in range(amounts.null_requests)]
+    texts = [f"{short[i % len(short)]} {i}" for i in range(amounts.null_requests)]  # no two are equal
     flow = Flow()
     settings = subject.settings() | {"engine": "null"}
     with rig.worker("null", subject.core, **settings) as worker:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,33 @@ Floats = Literal["fp32", "bf16"]
 MEMORY_MB: Final = 1024
 
 
+NO_MEMORY: Final = re.compile(r"bad.alloc|(failed to|cannot|could not) allocate|out of memory", re.IGNORECASE)
+
+
 class EngineError(GristmillError):
-    """The engine failed on a batch; the worker bisects it to find the request to blame."""
+    """The engine failed on a batch; the worker bisects it to find the request to blame.
+
+    ``retryable`` says that the same batch may work later: what lacked was memory, which others may give back.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+    @classmethod
+    def of(cls, engine: str, error: Exception) -> Self:
+        """Return the error for whatever the library behind ``engine`` raised in a run."""
+        return cls(f"{engine} failed: {error}", retryable=may_pass(error))
+
+
+def may_pass(error: Exception) -> bool:
+    """Say whether what failed may work later.
+
+    Libraries raise the C++ errors for memory as RuntimeError, so their words have to tell.
+    """
+    if isinstance(error, EngineError):
+        return error.retryable
+    return isinstance(error, MemoryError) or bool(NO_MEMORY.search(str(error)))
 
 
 class Engine(Protocol):

@@ -64,7 +64,7 @@ class DeepSparseEngine:
         try:
             values = compiled.run([np.ascontiguousarray(inputs[name]) for name in compiled.input_names])
         except Exception as error:  # the library's errors share no base class of their own
-            raise EngineError(f"deepsparse failed: {error}") from error
+            raise EngineError.of(self.name, error) from error
         outputs = dict(zip(compiled.output_names, values, strict=True))
         return {name: outputs[name] for name in self._outputs}
 

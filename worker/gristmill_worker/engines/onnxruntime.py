@@ -48,7 +48,7 @@ class OnnxRuntimeEngine:
             self._session.run_with_iobinding(binding)
             values = binding.copy_outputs_to_cpu()
         except Exception as error:  # onnxruntime's errors share no base class of their own
-            raise EngineError(f"onnxruntime failed: {error}") from error
+            raise EngineError.of(self.name, error) from error
         return dict(zip(self._outputs, values, strict=True))
 
     def close(self) -> None:

@@ -45,11 +45,13 @@ class OpenVinoEngine:
         """Run one batch; see :meth:`~gristmill_worker.engines.base.Engine.run`."""
         request = self._requests.find(inputs)
         try:
-            # The request reads the arrays in place: they outlive the call.
-            request.infer({tensor.name: inputs[tensor.name] for tensor in self._inputs}, share_inputs=True)
+            # infer() drops errors, and the outputs are then those of an earlier batch: only wait() raises
+            # them. The request reads the arrays in place: they outlive it.
+            request.start_async({each.name: inputs[each.name] for each in self._inputs}, share_inputs=True)
+            request.wait()
             return {name: request.get_tensor(name).data.copy() for name in self._outputs}
         except Exception as error:  # OpenVINO raises RuntimeError for all there is
-            raise EngineError(f"openvino failed: {error}") from error
+            raise EngineError.of(self.name, error) from error
 
     def close(self) -> None:
         """Release the compiled models."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,13 +14,22 @@ from gristmill.wire import Result
 
 @dataclass(slots=True)
 class Delivery:
-    """One entry as it was delivered; ``deliveries`` counts this one. A cancelled one is not to run."""
+    """One entry as it was delivered; ``deliveries`` counts this one. A cancelled one is not to run.
+
+    A ``calm`` one was in no native code when the worker died that had it before.
+    """
 
     entry_id: bytes
     fields: Mapping[bytes, bytes]
     deliveries: int
     priority: str = DEFAULT
     cancelled: bool = False
+    calm: bool = False
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may have ended a worker, and so is to run alone."""
+        return self.deliveries > 1 and not self.calm
 
     @property
     def enqueued_ms(self) -> int:
@@ -53,8 +63,15 @@ class Source(Protocol):
         """Store the outcomes atomically; returns how many counted (others were answered elsewhere)."""
         ...
 
-    def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Give up working on ``deliveries``: the next ``take`` delivers again those not finished."""
+    def release(self, deliveries: Sequence[Delivery], after_s: float = 0.0) -> None:
+        """Give up working on ``deliveries``: the next ``take`` delivers again those not finished.
+
+        With ``after_s`` they stay this worker's for so many seconds more before that.
+        """
+        ...
+
+    def exposing(self, deliveries: Iterable[Delivery]) -> AbstractContextManager[None]:
+        """Note that ``deliveries`` are in native code while the block runs: suspects if it crashes."""
         ...
 
     def reachable(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any, Final
 
@@ -15,11 +15,14 @@ from gristmill.driver import ERRORS, Connections, open_pool, translate
 from gristmill.errors import BrokerUnavailable
 from gristmill_worker import process
 from gristmill_worker.sources.base import Delivery, Outcome
+from gristmill_worker.sources.black_box import BlackBox
+from gristmill_worker.sources.deferred import Deferred
 from gristmill_worker.sources.leases import Leases
 from gristmill_worker.sources.reading import Reader, pause_for
 from gristmill_worker.sources.takeover import Takeover
 
 DONE_MARK_S: Final = 60
+NO_BLOCK_S: Final = 0.0005  # under Redis's millisecond: a window's first read that does not wait
 STREAM_NUMBERS: Final = {priority: i for i, priority in enumerate(keys.PRIORITIES, 1)}  # as in finish.lua
 FORGOTTEN_MS: Final = 3_600_000  # a consumer without entries that is idle for so long is gone
 
@@ -42,21 +45,28 @@ class StreamSource:
         self._reader = Reader(self._redis, queue, worker)
         self._leases = Leases(self._redis, queue, worker)
         self._takeover = Takeover(queue, worker, lease_s)
+        self._deferred = Deferred()
+        self._black_box = BlackBox()
+        self._resumed = False  # the last window began with a deferred entry
         self._ready = False  # the groups exist
 
     def take(self, count: int, block_s: float) -> list[Delivery]:
         """Return one entry that was delivered before, or else up to ``count`` new ones.
 
         What was delivered before may have killed its worker, so it comes alone, and its delivery is counted
-        only now: its neighbours in a dead worker's window keep their counts.
+        only now: its neighbours in a dead worker's window keep their counts. Those of which it is known that
+        they were in no native code then come together.
         """
+        if block_s > 0:  # a window begins
+            self._resume()
+            block_s = min(block_s, max(self._deferred.wait_s(), NO_BLOCK_S))
         with self._translated():
             self._prepare()
-            paused = self._reader.paused()
-            found = self._leases.own()
-            if not found and not paused and self._takeover.claim(self._redis):
-                self._leases.recover()
-                found = self._leases.own()
+            paused = self._reader.paused() or self._deferred.full()
+            found = self._leases.own(count)
+            if not found and not paused and (claimed := self._takeover.claim(self._redis)).some:
+                self._leases.inherit(claimed)
+                found = self._leases.own(count)
             found = self._reader.mark(found)
             if not found and not paused:
                 found = self._reader.take(count, block_s)
@@ -104,10 +114,24 @@ class StreamSource:
         if ids := [outcome.result.id for outcome in dropped if outcome.result is not None]:
             self._redis.call("ZREM", keys.cancelled(self._queue), *ids)
 
-    def release(self, deliveries: Sequence[Delivery]) -> None:
+    def release(self, deliveries: Sequence[Delivery], after_s: float = 0.0) -> None:
         """See :meth:`~gristmill_worker.sources.base.Source.release`."""
-        self._leases.drop(deliveries)
-        self._leases.recover()
+        if after_s > 0:  # meanwhile they are in flight: renewed, and nobody takes them
+            self._deferred.add(deliveries, after_s)
+        else:
+            self._leases.drop(deliveries)
+            self._leases.recover()
+
+    def _resume(self) -> None:
+        """Have a deferred entry delivered whose time has come; every second window is left to new ones."""
+        due = [] if self._resumed else self._deferred.pop()
+        self._resumed = bool(due)
+        if due:
+            self.release(due)
+
+    def exposing(self, deliveries: Iterable[Delivery]) -> AbstractContextManager[None]:
+        """See :meth:`~gristmill_worker.sources.base.Source.exposing`."""
+        return self._black_box.exposing(deliveries)
 
     def reachable(self) -> bool:
         """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
@@ -144,9 +168,10 @@ class StreamSource:
         try:
             self._redis.run("leave", names, [keys.GROUP, self._worker, FORGOTTEN_MS])
         except ERRORS:
-            pass  # it expires by itself
+            pass  # it expires by itself; what is still in flight is found by its process's end
         finally:
             self._redis.close()
+            self._black_box.close()
 
     def _prepare(self) -> None:
         if self._ready:
