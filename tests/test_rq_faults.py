@@ -52,8 +52,8 @@ def assert_each_ended_once(fleet: RqFleet, jobs: list[Job]) -> None:
         assert {*pipeline.execute()} == {1}
     wait_until(fleet.is_clean)
     assert fleet.queue.finished_job_registry.count == len(jobs)
-    records = {key.split(b":")[2].decode() for key in fleet.redis.scan_iter("rq:execution:*")}
-    assert not records & {job.id for job in jobs}
+    records = {key.split(b":")[2] for key in fleet.redis.scan_iter("rq:execution:*")}
+    assert not records & {job.id.encode() for job in jobs}
 
 
 def test_what_a_killed_worker_held_is_run_by_others_at_once_whatever_the_lease(fleet: RqFleet) -> None:
