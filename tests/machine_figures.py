@@ -162,7 +162,8 @@ def many_models(folder: Path, url: str, model: Path, count: int, **settings: Any
         path.write_text(json.dumps(own | settings))
         paths.append(str(path))
     began = time.monotonic()
-    first, second = [], []
+    first: list[float] = []
+    second: list[float] = []
     with Machine(folder, *paths) as machine, Client(url) as client:
         for waits in (first, second):
             for i in range(count):
