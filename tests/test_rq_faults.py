@@ -149,9 +149,10 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(fleet: RqFleet) -> None:
     slow = fleet.enqueue("bread", on_success=Callback("callbacks_of_rq.asleep"))
     jobs = fleet.enqueue_many(100)
     process = fleet.start(config=NO_LEASE)
-    fleet.wait(jobs)
+    fleet.wait(jobs)  # they do not wait for the callback
+    assert fleet.statuses([slow]) == ["started"]
     process.terminate()
-    time.sleep(0.5)  # it waits for the callback
+    time.sleep(0.5)  # the worker does
     assert process.poll() is None
     process.terminate()
     assert process.wait(timeout=60) == ExitCode.FORCED
