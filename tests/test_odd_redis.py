@@ -107,7 +107,7 @@ def test_a_full_memory_refuses_new_requests_and_still_answers_the_old(
         worker = workers.start(tiny_classifier, url=own_redis.url)
         worker.terminate()  # the group is there
         worker.wait()
-        ids = client.submit_many(queue, TEXTS, reply=False)
+        ids = [*client.submit_many(queue, TEXTS, reply=False), *client.submit_many(queue, TEXTS)]
         redis.config_set("maxmemory", 1)
         workers.start(tiny_classifier, url=own_redis.url, ready=False)
         waiting = Waiting(own_redis.url, queue)

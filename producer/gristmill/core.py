@@ -164,8 +164,13 @@ class Core:
         box.awaited[request_id] = arrived
         try:
             while True:
-                if pushed and (yield from self.listen(box, ends)):
-                    check_at = 0.0  # finished before the stream was there: look at the key
+                try:
+                    if pushed and (yield from self.listen(box, ends, waits=False)):
+                        check_at = 0.0  # finished before the stream was there: look at the key
+                except BrokerUnavailable as error:
+                    if not error.unwilling:
+                        raise
+                    pushed, check_at = False, 0.0  # a full Redis opens no stream, and can be read
                 seen = box.version
                 found = arrived.get(request_id) or box.unclaimed.pop(request_id, None)
                 if found is not None:
@@ -187,12 +192,15 @@ class Core:
         finally:
             box.awaited.pop(request_id, None)
 
-    def listen(self, box: Mailbox, ends: float) -> Steps[bool]:
-        """Keep the reply stream alive; returns True if it had to be created."""
+    def listen(self, box: Mailbox, ends: float, *, waits: bool = True) -> Steps[bool]:
+        """Keep the reply stream alive; returns True if it had to be created.
+
+        Without ``waits`` a Redis that answers, and refuses for now, is not waited for: BrokerUnavailable.
+        """
         if time.monotonic() < box.renew_at:
             return False
         script = Script("listen", [box.key], [REPLY_TTL_S, box.last_id])
-        created = yield from self.persist(script, ends)
+        created = yield from self.persist(script, ends, unwilling=waits)
         box.renew_at = time.monotonic() + LISTEN_EVERY_S
         if created:
             box.last_id = "0"
@@ -209,14 +217,18 @@ class Core:
                 raise
             yield Sleep(0.05)
 
-    def persist(self, op: Op, ends: float) -> Steps[Any]:
-        """Carry out ``op``, again and again while Redis is away, until the monotonic time ``ends``."""
+    def persist(self, op: Op, ends: float, *, unwilling: bool = True) -> Steps[Any]:
+        """Carry out ``op``, again and again while Redis is away, until the monotonic time ``ends``.
+
+        ``unwilling``: also while it answers and refuses, e.g. as it is full or loads its data.
+        """
         delay = 0.05
         while True:
             try:
                 return (yield op)
             except BrokerUnavailable as error:
-                if not error.retryable or time.monotonic() + delay > ends:
+                final = error.unwilling and not unwilling
+                if final or not error.retryable or time.monotonic() + delay > ends:
                     raise
             yield Sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
             delay = min(2 * delay, 1.0)
