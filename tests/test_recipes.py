@@ -1,0 +1,361 @@
+"""The files of configs/recipes, each in the server that it is made for: real requests, queue and worker."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import psutil
+import pytest
+from redis import Redis
+
+from conftest import LABELS, Server, Workers, wait_until
+from gristmill import Client, keys
+from topologies import free_ports
+
+ROOT: Final = Path(__file__).parent.parent
+RECIPES: Final = ROOT / "configs" / "recipes"
+NODE_MODULES: Final = ROOT / ".tools" / "node_modules"
+TEXTS: Final = [f"bread number {i}" for i in range(40)]
+TIMEOUT_S: Final = 8.0
+USED_BEFORE_THE_FORK: Final = "import flask_app\nflask_app.client.queues()\napp = flask_app.app\n"
+WEB: Final = {  # {} is the port; each command has two worker processes
+    "fastapi": "uvicorn fastapi_app:app --workers 2 --port {}",
+    "flask": "gunicorn used_before_the_fork:app --workers 2 --threads 8 --preload --bind 127.0.0.1:{}",
+    "django": "gunicorn django_app:app --workers 2 --threads 8 --bind 127.0.0.1:{}",
+}
+
+
+class Mill:
+    """A Redis on a TCP port, one worker, and the processes of recipes."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.queue = "topics"
+        self.server = Server(folder)
+        [self.port] = free_ports(1)
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.start_redis()
+        self.workers = Workers(self.url, self.queue, folder)
+        self.worker = self.workers.start(model)
+        self.client = Client(self.url)
+        path = f"{RECIPES}:{folder}:{os.environ.get('PYTHONPATH', '')}"
+        settings = {"GRISTMILL_REDIS": self.url, "SCORE_TIMEOUT_S": str(int(TIMEOUT_S))}
+        self.env = {**os.environ, **settings, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def start_redis(self) -> None:
+        self.server.start(port=str(self.port), bind="127.0.0.1")
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """The worker hears and does nothing meanwhile."""
+        self.worker.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.worker.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def running(self, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run ``python -m command``; its log has no traceback when it has ended."""
+        log = self.folder / "recipe.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command], stdout=out, stderr=out, env=self.env, cwd=self.folder
+            )
+        try:
+            yield process
+            process.terminate()
+            process.wait(timeout=60)
+        finally:
+            for each in (
+                [*psutil.Process(process.pid).children(recursive=True), process]
+                if process.poll() is None
+                else []
+            ):
+                each.kill()
+            process.wait()
+            print(log.read_text("utf-8"))
+        assert "Traceback" not in log.read_text("utf-8")
+
+    def run(self, *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=120, env=self.env, check=False
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def unfinished(self) -> int:
+        depth = self.client.depth(self.queue)
+        return depth.waiting + depth.pending
+
+    def label(self, text: str) -> str:
+        label: str = self.client.score(self.queue, text)[0]["label"]
+        return label
+
+    def readers(self) -> set[bytes]:
+        """Return the names of the processes that had results pushed to them."""
+        with Redis.from_url(self.url) as redis:
+            return set(redis.scan_iter(keys.reply(self.queue, "*").replace("{", "[{]").replace("}", "[}]")))
+
+    def close(self) -> None:
+        self.client.close()
+        self.workers.close()
+        self.server.stop(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def mill(tmp_path_factory: pytest.TempPathFactory, tiny_classifier: Path) -> Iterator[Mill]:
+    made = Mill(tmp_path_factory.mktemp("mill"), tiny_classifier)
+    yield made
+    made.close()
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    retry_after: str | None
+    value: Any
+
+
+@dataclass(frozen=True)
+class Web:
+    """A web server with a recipe's app."""
+
+    name: str
+    port: int
+
+    def post(self, body: Any) -> Answer:
+        """POST ``body`` as JSON, or as it is if it is bytes."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request("POST", "/score", data, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read().decode()
+        is_json = response.headers["Content-Type"] == "application/json"
+        return Answer(response.status, response.headers["Retry-After"], json.loads(text) if is_json else text)
+
+    def listens(self) -> bool:
+        with closing(socket.socket()) as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+@pytest.fixture(scope="module", params=WEB)
+def web(mill: Mill, request: pytest.FixtureRequest) -> Iterator[Web]:
+    (mill.folder / "used_before_the_fork.py").write_text(USED_BEFORE_THE_FORK)
+    made = Web(request.param, free_ports(1)[0])
+    with mill.running(*WEB[made.name].format(made.port).split()) as process:
+        wait_until(lambda: made.listens() or process.poll() is not None)
+        yield made
+
+
+def test_a_backend_answers_concurrent_requests_from_each_of_its_processes(mill: Mill, web: Web) -> None:
+    before = mill.readers()
+    with ThreadPoolExecutor(16) as pool:
+
+        def all_are_answered() -> None:
+            answers = list(pool.map(lambda text: web.post({"text": text}), TEXTS))
+            assert {answer.status for answer in answers} == {200}
+            assert [answer.value[0]["label"] for answer in answers] == expected
+
+        expected = [result.value[0]["label"] for result in mill.client.score_many(mill.queue, TEXTS)]
+        before = mill.readers()
+        all_are_answered()
+        # A reply stream for each process: no fork goes on with the connections of its parent.
+        wait_until(lambda: len(mill.readers() - before) == 2 or all_are_answered())
+    assert expected[0] in LABELS
+
+
+def test_a_bad_request_is_the_callers_fault(mill: Mill, web: Web) -> None:
+    empty = web.post({"text": ""})
+    assert empty.status == 422
+    assert "empty_input" in empty.value["error"]
+    assert web.post({"text": 7}).status == 422
+    assert web.post([]).status == 422
+    assert web.post({"text": "bread" * 300_000}).status == 413
+    assert web.post(b"{").status in {400, 422}
+    assert web.post({"text": "bread"}).status == 200
+
+
+def test_a_full_queue_asks_the_caller_to_come_back(mill: Mill, web: Web) -> None:
+    mill.client.set_limit(mill.queue, 0)
+    try:
+        answer = web.post({"text": "bread"})
+    finally:
+        mill.client.set_limit(mill.queue, None)
+    assert (answer.status, answer.retry_after) == (503, "1")
+    assert answer.value == {"error": "Service Unavailable"}
+    assert web.post({"text": "bread"}).status == 200
+
+
+def test_without_a_worker_a_request_times_out_and_is_never_run(mill: Mill, web: Web) -> None:
+    with mill.away():
+        answer = web.post({"text": "bread"})
+    assert (answer.status, answer.retry_after) == (504, None)
+    assert web.post({"text": "bread"}).status == 200
+    wait_until(lambda: mill.unfinished() == 0)
+
+
+def test_a_redis_that_is_away_is_not_waited_for_and_is_found_again(mill: Mill, web: Web) -> None:
+    assert web.post({"text": "bread"}).status == 200
+    mill.server.stop()
+    try:
+        answer = web.post({"text": "bread"})
+    finally:
+        mill.start_redis()
+    assert (answer.status, answer.retry_after) == (503, "1")
+    wait_until(lambda: web.post({"text": "bread"}).status == 200)
+
+
+@pytest.mark.parametrize("web", ["fastapi"], indirect=True)
+def test_a_request_whose_caller_hangs_up_is_cancelled(mill: Mill, web: Web) -> None:
+    wait_until(lambda: mill.unfinished() == 0)
+    with mill.away(), Redis.from_url(mill.url) as redis:
+        connection = http.client.HTTPConnection("127.0.0.1", web.port, timeout=60)
+        body = json.dumps({"text": "bread"})
+        connection.request("POST", "/score", body, {"Content-Type": "application/json"})
+        wait_until(lambda: mill.unfinished() == 1)
+        [[_, fields]] = redis.xrange(keys.requests(mill.queue))
+        key = keys.result(mill.queue, fields[b"id"].decode())
+        assert redis.get(key) == b"pending"
+        connection.close()
+        wait_until(lambda: b'"cancelled"' in redis.get(key))
+    wait_until(lambda: mill.unfinished() == 0)
+
+
+def celery(mill: Mill, lists: Sequence[Sequence[str]]) -> list[list[dict[str, Any]]]:
+    """Send a task for each of ``lists`` from a process of its own, as a backend would, and wait for all."""
+    code = (
+        "import json, sys; from celery import group; from celery_tasks import score; "
+        "print(json.dumps(group(score.s(texts) for texts in json.loads(sys.argv[1]))().get(timeout=90)))"
+    )
+    values: list[list[dict[str, Any]]] = json.loads(mill.run("-c", code, json.dumps(lists)).stdout)
+    return values
+
+
+@pytest.mark.parametrize("pool", ["prefork -c 2", "solo"])
+def test_celery_tasks_score_lists_and_keep_the_place_of_what_failed(mill: Mill, pool: str) -> None:
+    lists = [[*TEXTS[:5], "", *TEXTS[5:]]] * 6
+    with mill.running("celery", "-A", "celery_tasks", "worker", "-P", *pool.split()):
+        for values in celery(mill, lists):
+            assert len(values) == len(TEXTS) + 1
+            assert values.pop(5) == {"error": "empty_input"}
+            assert {value["value"][0]["label"] for value in values} <= {*LABELS}
+
+
+def test_the_list_of_a_celery_process_that_is_killed_is_scored_by_another(mill: Mill) -> None:
+    wait_until(lambda: mill.unfinished() == 0)
+    before = mill.readers()
+    command = "celery -A celery_tasks worker -P prefork -c 2"
+    with mill.running(*command.split()) as process, ThreadPoolExecutor(1) as pool:
+        with mill.away():
+            answers = pool.submit(celery, mill, [TEXTS, TEXTS])
+            wait_until(lambda: mill.unfinished() == 2 * len(TEXTS) or answers.done())
+            assert len(mill.readers() - before) == 2
+            psutil.Process(process.pid).children()[0].kill()
+        assert [len(values) for values in answers.result()] == [len(TEXTS)] * 2
+
+
+def test_rq_jobs_are_enqueued_without_a_client_of_ours(mill: Mill, tiny_classifier: Path) -> None:
+    command = ["rq", "--queue", mill.queue, "--model", str(tiny_classifier), "--redis", mill.url]
+    worker = mill.workers.start_command(command)
+    with Redis.from_url(mill.url) as redis:
+        wait_until(lambda: redis.scard("rq:workers") == 1 or worker.poll() is not None)
+    done = mill.run(str(RECIPES / "rq_enqueue.py"), "bread", "", "water", code=1)
+    worker.terminate()
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["bread", "water"]
+    assert mill.label("bread") in done.stdout
+    assert "failed: " in done.stderr
+    assert "empty_input" in done.stderr
+
+
+NODE_DRIVER: Final = """
+import { createInterface } from "node:readline";
+import { connect } from "./node_client.mjs";
+const mill = await connect(...process.argv.slice(2));
+for await (const line of createInterface({ input: process.stdin })) {
+  const { texts, options, timeoutMs } = JSON.parse(line);
+  const answers = texts.map((text) => mill.score(text, options, timeoutMs).catch((error) => error.code));
+  console.log("sent");
+  console.log(JSON.stringify(await Promise.all(answers)));
+}
+await mill.close();
+"""
+
+
+class NodeClient:
+    """A Node.js process with the recipe's client; a context manager."""
+
+    def __init__(self, folder: Path, url: str, queue: str) -> None:
+        assert (NODE_MODULES / "redis").is_dir(), "install the npm package: make .tools/node_modules/redis"
+        for script in ("submit.lua", "listen.lua"):
+            shutil.copy(ROOT / "producer" / "gristmill" / "scripts" / script, folder)
+        shutil.copy(RECIPES / "node_client.mjs", folder)
+        (folder / "node_modules").symlink_to(NODE_MODULES)
+        (folder / "driver.mjs").write_text(NODE_DRIVER)
+        self.process = subprocess.Popen(
+            [Path(sys.executable).parent / "node", folder / "driver.mjs", url, queue],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:
+            self.process.communicate(timeout=60)
+        assert self.process.returncode == 0
+
+    def send(self, *texts: str, timeout_s: float = 60.0, **options: Any) -> None:
+        assert self.process.stdin is not None
+        line = {"texts": texts, "options": options, "timeoutMs": timeout_s * 1000}
+        print(json.dumps(line), file=self.process.stdin, flush=True)
+        assert self._line() == "sent\n"
+
+    def receive(self) -> list[Any]:
+        answers: list[Any] = json.loads(self._line())
+        return answers
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+def test_a_node_client_needs_no_more_than_the_wire_contract(mill: Mill, tmp_path: Path) -> None:
+    with NodeClient(tmp_path, mill.url, mill.queue) as node:
+        node.send(*TEXTS * 10, "", top_k=None)
+        *values, empty = node.receive()
+        assert [value[0]["label"] for value in values[:40]] == [mill.label(text) for text in TEXTS]
+        assert {len(value) for value in values} == {len(LABELS)}
+        assert empty == "empty_input"
+        assert mill.queue in mill.client.queues()
+
+        mill.client.set_limit(mill.queue, 0)
+        node.send("bread")
+        assert node.receive() == ["queue_full"]
+        mill.client.set_limit(mill.queue, None)
+
+        with mill.away():
+            node.send("bread", timeout_s=1)
+            assert node.receive() == ["timeout"]
+
+            wait_until(lambda: mill.unfinished() <= 1)  # the one that is too late now
+            node.send(*TEXTS)
+            wait_until(lambda: mill.unfinished() == len(TEXTS) + 1)
+            mill.server.stop()
+            mill.start_redis()
+        assert {value[0]["label"] for value in node.receive()} <= {*LABELS}
