@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -357,7 +358,7 @@ def test_a_refused_login_is_reported_at_once(own_redis: Server) -> None:
 
 
 def test_a_forked_process_gets_its_own_results(
-    client: Client, workers: Workers, queue: str, tiny_classifier: Path, tmp_path: Path
+    client: Client, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path, tmp_path: Path
 ) -> None:
     workers.start(tiny_classifier)
     assert client.score(queue, TEXTS[0])  # connections and a reply stream of the parent's exist
@@ -365,14 +366,19 @@ def test_a_forked_process_gets_its_own_results(
     child = os.fork()
     if child == 0:
         try:
-            answers = [client.score(queue, text) for text in TEXTS]
+            with ThreadPoolExecutor(16) as threads:  # all at once are the first to notice the fork
+                answers = list(threads.map(lambda text: client.score(queue, text), TEXTS * 4))
             report.write_text(json.dumps([client._core.pid == os.getpid(), len(answers)]))
         finally:
             os._exit(0)
     mine = [client.score(queue, text) for text in TEXTS * 5]
     os.waitpid(child, 0)
     assert len(mine) == 20
-    assert json.loads(report.read_text()) == [True, 4]
+    assert json.loads(report.read_text()) == [True, 16]
+    # Each process reads a reply stream of its own, and no other was made.
+    streams = {key.decode().split(":")[-1].split("-")[-2] for key in redis.keys(f"*{queue}*:reply:*")}
+    assert streams == {str(os.getpid()), str(child)}
+    assert len(redis.keys(f"*{queue}*:reply:*")) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

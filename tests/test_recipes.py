@@ -53,7 +53,13 @@ class Mill:
         self.client = Client(self.url)
         path = f"{RECIPES}:{folder}:{os.environ.get('PYTHONPATH', '')}"
         settings = {"GRISTMILL_REDIS": self.url, "SCORE_TIMEOUT_S": str(int(TIMEOUT_S))}
-        self.env = {**os.environ, **settings, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        self.env = {
+            **os.environ,
+            **settings,
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": str(folder),
+        }
 
     def start_redis(self) -> None:
         self.server.start(port=str(self.port), bind="127.0.0.1")
@@ -80,12 +86,10 @@ class Mill:
             process.terminate()
             process.wait(timeout=60)
         finally:
-            for each in (
-                [*psutil.Process(process.pid).children(recursive=True), process]
-                if process.poll() is None
-                else []
-            ):
-                each.kill()
+            if process.poll() is None:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+                process.kill()
             process.wait()
             print(log.read_text("utf-8"))
         assert "Traceback" not in log.read_text("utf-8")
@@ -162,19 +166,18 @@ def web(mill: Mill, request: pytest.FixtureRequest) -> Iterator[Web]:
 
 
 def test_a_backend_answers_concurrent_requests_from_each_of_its_processes(mill: Mill, web: Web) -> None:
+    expected = [result.value[0]["label"] for result in mill.client.score_many(mill.queue, TEXTS)]
     before = mill.readers()
-    with ThreadPoolExecutor(16) as pool:
 
-        def all_are_answered() -> None:
-            answers = list(pool.map(lambda text: web.post({"text": text}), TEXTS))
-            assert {answer.status for answer in answers} == {200}
-            assert [answer.value[0]["label"] for answer in answers] == expected
-
-        expected = [result.value[0]["label"] for result in mill.client.score_many(mill.queue, TEXTS)]
-        before = mill.readers()
-        all_are_answered()
+    def each_process_has_answered() -> bool:
+        answers = list(pool.map(lambda text: web.post({"text": text}), TEXTS))
+        assert {answer.status for answer in answers} == {200}
+        assert [answer.value[0]["label"] for answer in answers] == expected
         # A reply stream for each process: no fork goes on with the connections of its parent.
-        wait_until(lambda: len(mill.readers() - before) == 2 or all_are_answered())
+        return len(mill.readers() - before) == 2
+
+    with ThreadPoolExecutor(16) as pool:
+        wait_until(each_process_has_answered)
     assert expected[0] in LABELS
 
 
