@@ -56,8 +56,8 @@ class Client:
         pid = os.getpid()
         if (found := self._processes.get(pid)) is None:
             fresh = _Process(self._first.forked() or self._first, Connections(self._url))
-            # Several threads may get here: setdefault gives all of them the same one, in one step, or some would
-            # use the parent's sockets. A lock would not do: a thread of the parent may have held it.
+            # Several threads may get here: setdefault gives all of them the same one, in one step, or some
+            # would use the parent's sockets. A lock would not do: a thread of the parent may have held it.
             found = self._processes.setdefault(pid, fresh)
             for other in [*self._processes]:
                 if other != pid:
