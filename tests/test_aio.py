@@ -62,7 +62,7 @@ def test_a_forked_process_reads_a_reply_stream_of_its_own(
     for child in children:
         os.waitpid(child, 0)
     asyncio.run(score())
-    streams = {key.decode().split("-")[-2] for key in redis.keys(f"*{queue}*:reply:*")}
+    streams = {str(key).split("-")[-2] for key in redis.keys(f"*{queue}*:reply:*")}
     assert streams == {str(pid) for pid in [os.getpid(), *children]}
 
 

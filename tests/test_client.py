@@ -376,7 +376,7 @@ def test_a_forked_process_gets_its_own_results(
     assert len(mine) == 20
     assert json.loads(report.read_text()) == [True, 16]
     # Each process reads a reply stream of its own, and no other was made.
-    streams = {key.decode().split(":")[-1].split("-")[-2] for key in redis.keys(f"*{queue}*:reply:*")}
+    streams = {str(key).split("-")[-2] for key in redis.keys(f"*{queue}*:reply:*")}
     assert streams == {str(os.getpid()), str(child)}
     assert len(redis.keys(f"*{queue}*:reply:*")) == 2
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -76,7 +77,7 @@ class Mill:
     @contextmanager
     def running(self, *command: str, clean: bool = True) -> Iterator[subprocess.Popen[bytes]]:
         """Run ``python -m command``; if ``clean`` its log has no traceback when it has ended."""
-        log = self.folder / "recipe.log"
+        log = self.folder / f"{command[0]}-{time.monotonic_ns()}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", *command], stdout=out, stderr=out, env=self.env, cwd=self.folder
