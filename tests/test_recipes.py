@@ -23,7 +23,7 @@ import pytest
 from redis import Redis
 
 from conftest import LABELS, Server, Workers, wait_until
-from gristmill import Client, keys
+from gristmill import Client, ErrorCode, ScoringError, keys
 from topologies import free_ports
 
 ROOT: Final = Path(__file__).parent.parent
@@ -193,6 +193,14 @@ def test_a_bad_request_is_the_callers_fault(mill: Mill, web: Web) -> None:
     assert web.post({"text": "bread"}).status == 200
 
 
+def test_each_code_of_a_failed_request_has_an_http_status() -> None:
+    statuses = {code.value: ScoringError("id", code.value, "").http_status for code in ErrorCode}
+    blamed = dict.fromkeys(["bad_request", "empty_input", "too_long"], 422) | {"too_large": 413}
+    ours = dict.fromkeys(["engine_error", "invalid_output", "dead_lettered"], 500)
+    assert statuses == blamed | ours | {"expired": 504, "cancelled": 409}
+    assert ScoringError("id", "a code of a newer worker", "").http_status == 500
+
+
 def test_a_full_queue_asks_the_caller_to_come_back(mill: Mill, web: Web) -> None:
     mill.client.set_limit(mill.queue, 0)
     try:
@@ -249,7 +257,7 @@ def celery(mill: Mill, lists: Sequence[Sequence[str]]) -> list[list[dict[str, An
     return values
 
 
-@pytest.mark.parametrize("pool", ["prefork -c 2", "solo"])
+@pytest.mark.parametrize("pool", ["prefork -c 2", "solo", "threads -c 4"])
 def test_celery_tasks_score_lists_and_keep_the_place_of_what_failed(mill: Mill, pool: str) -> None:
     lists = [[*TEXTS[:5], "", *TEXTS[5:]]] * 6
     with mill.running("celery", "-A", "celery_tasks", "worker", "-P", *pool.split()):
@@ -363,3 +371,10 @@ def test_a_node_client_needs_no_more_than_the_wire_contract(mill: Mill, tmp_path
             mill.server.stop()
             mill.start_redis()
         assert {value[0]["label"] for value in node.receive()} <= {*LABELS}
+
+        mill.server.stop()
+        node.send("bread", timeout_s=1)
+        assert node.receive() == ["timeout"]
+        mill.start_redis()
+        node.send("bread")
+        assert node.receive()[0][0]["label"] in LABELS

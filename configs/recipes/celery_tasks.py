@@ -1,4 +1,4 @@
-"""Celery: a task scores a list of texts; any pool of processes (prefork, solo) or threads.
+"""Celery: a task scores a list of texts; for the pools prefork, solo and threads.
 
 celery -A celery_tasks worker -P prefork -c 2
 """

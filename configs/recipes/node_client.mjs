@@ -53,14 +53,17 @@ export async function connect(url, queue) {
     const names = ["requests", "requests:high", "requests:low", "config", `result:${fields.id}`];
     const values = ["100000", "604800", "5", ...Object.entries({ ...fields, ...more }).flat().map(String)];
     const submit = () => redis.eval(SUBMIT, { keys: names.map(key), arguments: values });
-    const late = { error: { code: "timeout", message: `no result within ${timeoutMs} ms` } };
-    if (!reading) await listen(); // before submitting; read() does it afterwards
-    const answer = new Promise((resolve) => waiting.set(fields.id, resolve));
-    try {
+    const ask = async () => {
+      const answer = new Promise((resolve) => waiting.set(fields.id, resolve));
+      if (!reading) await listen(); // before submitting; read() does it afterwards
       const [outcome] = await submit().catch(submit); // what got no answer may be sent again
       if (outcome < 0) throw failure({ code: "queue_full", message: "send it again after a pause" });
       if (!reading) read();
-      const result = await Promise.race([answer, sleep(timeoutMs, late, { ref: false })]);
+      return answer;
+    };
+    const late = { error: { code: "timeout", message: `no result within ${timeoutMs} ms` } };
+    try {
+      const result = await Promise.race([ask(), sleep(timeoutMs, late, { ref: false })]);
       if (result.status !== "ok") throw failure(result.error);
       return result.value;
     } finally {
