@@ -18,7 +18,7 @@ APT := apt-get -q -o Dir::State::lists=lists -o Dir::Cache=cache
 # The Node.js recipe, run by the node of a wheel.
 NODE_REDIS := $(TOOLS)/node_modules/redis
 
-.PHONY: demo test lint format bench engines soak machine chaos rq-ratio clean
+.PHONY: demo test lint format bench engines soak machine chaos rq-ratio bulk-chaos bulk-memory clean
 
 test: $(VENV)/dev $(DEEPSPARSE) $(PROMETHEUS) $(NODE_REDIS)
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -67,6 +67,14 @@ chaos: $(VENV)/dev
 # Jobs per second of the RQ batch worker and of RQ's own worker with the same engine.
 rq-ratio: $(VENV)/dev
 	$(VENV)/bin/python tests/rq_ratio.py $(ARGS)
+
+# Bulk runs under 20 kills of producer, workers and Redis; each output has to be that of an unbroken run.
+bulk-chaos: $(VENV)/dev
+	$(VENV)/bin/python tests/bulk_chaos.py $(ARGS)
+
+# 1,000,000 rows (2 GB) through a worker that computes nothing: the producer's memory on the way.
+bulk-memory: $(VENV)/dev
+	$(VENV)/bin/python tests/bulk_memory.py $(ARGS)
 
 # Import a model, fit a small head on the examples in configs/demo, score Python's own documentation.
 demo: $(DEMO)/venv/demo

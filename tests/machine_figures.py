@@ -153,12 +153,46 @@ def memory(rig: Rig) -> list[dict[str, float]]:
         return [{name: event[name] for name in names} for event in machine.events("worker_serves")]
 
 
+def many_models(folder: Path, url: str, model: Path, count: int, **settings: Any) -> dict[str, Any]:
+    """Have ``count`` models of one machine answer, each twice: how many stay loaded, and what they take."""
+    paths = []
+    for i in range(count):
+        path = folder / f"model-{i}.yaml"
+        own = {"queue": f"model-{i}", "model": str(model), "redis": url, "lazy": True}
+        path.write_text(json.dumps(own | settings))
+        paths.append(str(path))
+    began = time.monotonic()
+    first: list[float] = []
+    second: list[float] = []
+    with Machine(folder, *paths) as machine, Client(url) as client:
+        for waits in (first, second):
+            for i in range(count):
+                asked = time.monotonic()
+                client.score(f"model-{i}", TEXT, timeout_s=300)
+                waits.append(time.monotonic() - asked)
+        used = [worker.memory_full_info() for worker in machine.workers()]
+        found = {
+            "models": count,
+            "loaded_at_the_end": len(used),
+            "unloaded": len(machine.events("model_unloaded")),
+            "pss_mb": round(sum(each.pss for each in used) / 2**20),
+            "rss_mb": round(sum(each.rss for each in used) / 2**20),
+            "available_mb": round(psutil.virtual_memory().available / 2**20),
+            "first_answer_s": round(statistics.median(first), 2),
+            "second_answer_s": round(statistics.median(second), 3),
+            "seconds": round(time.monotonic() - began),
+        }
+        machine.stop()
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--texts", type=int, default=4000, help="in each backlog")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--models", type=int, default=19, help="that one machine answers for")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -171,6 +205,9 @@ def main() -> None:
             "kill -9, a spare": lambda: replacement(rig, 1),
             "rolling reload": lambda: reload(rig),
             "scaling": lambda: scaling(rig, args.texts, args.rounds),
+            "many models": lambda: many_models(
+                folder, server.url, args.model, args.models, engine=args.engine
+            ),
         }
         for what, measure in figures.items():
             print(json.dumps({what: measure()}), flush=True)

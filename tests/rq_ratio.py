@@ -3,7 +3,7 @@
 Both have one core for the worker, in turns; Redis and this program have the others. A rate counts from the
 start of the first job to the end of the last, by the times that RQ keeps.
 
-Usage: python tests/rq_ratio.py [--model DIR] [--rounds 3] [--jobs 4000] [--core 0]
+Usage: python tests/rq_ratio.py [--model DIR] [--rounds 3] [--jobs 2000] [--core 0]
 (default model: all-MiniLM-L6-v2 with a head for the classes in configs/demo)
 """
 
@@ -20,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from redis import Redis
 from rq import Queue, SimpleWorker
 from rq.job import Job
@@ -70,23 +71,33 @@ def serve_alone(url: str, model: Path, engine: str, core: int) -> None:
         )
 
 
-def rate(queue: Queue, function: str, count: int, command: list[str], *, burst: bool) -> float:
-    """Return the jobs per second of one run of one worker."""
+def rate(queue: Queue, function: str, count: int, command: list[str], *, burst: bool) -> tuple[float, float]:
+    """Return one worker's jobs per second, and per second of its CPU time, in one run."""
     queue.connection.flushall()
     texts = islice(short_texts(), count)
     jobs = queue.enqueue_many([Queue.prepare_data(function, (text,)) for text in texts])
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    while queue.finished_job_registry.get_job_count(cleanup=False) < count:
-        if process.poll() is not None and not burst:
+    process = psutil.Popen(command, stderr=subprocess.DEVNULL)
+    seen: list[tuple[int, float]] = []  # jobs that are done, CPU seconds
+    while not seen or seen[-1][0] < count:
+        done = queue.finished_job_registry.get_job_count(cleanup=False)
+        if process.poll() is None:
+            times = process.cpu_times()
+            if done:
+                seen.append((done, times.user + times.system))
+        elif burst and seen:
+            break
+        else:
             raise SystemExit(f"the worker ended with {process.returncode}")
-        time.sleep(0.05)
+        time.sleep(0.02)
     if not burst:
         process.terminate()
     process.wait()
-    done = [job for job in Job.fetch_many([job.id for job in jobs], queue.connection, JSONSerializer) if job]
-    first = min(job.started_at for job in done if job.started_at)
-    last = max(job.ended_at for job in done if job.ended_at)
-    return count / (last - first).total_seconds()
+    ended = [job for job in Job.fetch_many([job.id for job in jobs], queue.connection, JSONSerializer) if job]
+    first = min(job.started_at for job in ended if job.started_at)
+    last = max(job.ended_at for job in ended if job.ended_at)
+    (done_before, cpu_before), (done_at_end, cpu_at_end) = seen[0], seen[-1]
+    by_cpu = (done_at_end - done_before) / max(cpu_at_end - cpu_before, 0.01)
+    return count / (last - first).total_seconds(), by_cpu
 
 
 def compare(url: str, model: Path, engine: str, arguments: argparse.Namespace) -> None:
@@ -94,25 +105,28 @@ def compare(url: str, model: Path, engine: str, arguments: argparse.Namespace) -
     batch += ["--model", str(model), "--engine", engine, "--cores", str(arguments.core)]
     alone = [sys.executable, __file__, "--serve", url, "--model", str(model), "--engine", engine]
     alone += ["--core", str(arguments.core)]
-    count = arguments.jobs if engine == "null" else arguments.jobs // 2
-    rates: dict[str, list[float]] = {"batch": [], "alone": []}
+    count = arguments.jobs * (8 if engine == "null" else 1)
+    batches: list[tuple[float, float]] = []
+    singles: list[tuple[float, float]] = []
     with Redis.from_url(url, socket_timeout=60) as redis:
         queue = Queue(QUEUE, connection=redis, serializer=JSONSerializer)
         for _ in range(arguments.rounds):
-            rates["batch"].append(rate(queue, SCORE, count, batch, burst=False))
-            rates["alone"].append(rate(queue, "rq_ratio.score_alone", count // FEWER, alone, burst=True))
-            print(f"  {engine}: {rates['batch'][-1]:.0f} and {rates['alone'][-1]:.0f} jobs/s", flush=True)
-    fast, slow = (statistics.median(rates[kind]) for kind in ("batch", "alone"))
-    print(
-        f"{engine}: gristmill-worker rq {fast:.0f}, SimpleWorker {slow:.0f} jobs/s: {fast / slow:.1f} times"
-    )
+            batches.append(rate(queue, SCORE, count, batch, burst=False))
+            singles.append(rate(queue, "rq_ratio.score_alone", count // FEWER, alone, burst=True))
+            print(f"  {engine}: {batches[-1][0]:.0f} and {singles[-1][0]:.0f} jobs/s", flush=True)
+    for i, unit in enumerate(("jobs/s", "jobs per second of the worker's CPU")):
+        fast, slow = ([run[i] for run in runs] for runs in (batches, singles))
+        print(f"{engine}, {unit}:")
+        for name, choose in (("median", statistics.median), ("best", max)):
+            many, few = choose(fast), choose(slow)
+            print(f"  {name}: batches {many:.0f}, SimpleWorker {few:.0f}: {many / few:.1f} times as many")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=4000)
+    parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--engine", default="")
     parser.add_argument("--serve", metavar="URL", help=argparse.SUPPRESS)

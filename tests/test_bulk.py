@@ -13,12 +13,18 @@ from typing import Any
 
 import pytest
 
+from bulk_rows import Cut, cut_at, write_input
 from conftest import Workers
 from gristmill import Client
 from gristmill.bulk import Job, Summary, score_file
-from gristmill.bulk.readers import CsvReader, Format, JsonlReader, Row, file_format, open_reader
-from gristmill.bulk.score import Latencies
-from gristmill.bulk.writers import Writer, check_output
+from gristmill.bulk.encoders import CsvEncoder, Encoder, JsonlEncoder
+from gristmill.bulk.files import Input, find_inputs
+from gristmill.bulk.job import check_output
+from gristmill.bulk.kinds import Compression, Format, Kind, kind_of
+from gristmill.bulk.readers import CsvReader, JsonlReader, first_columns
+from gristmill.bulk.rows import Place, Row
+from gristmill.bulk.summary import Latencies
+from gristmill.bulk.text_parts import TextParts
 from gristmill.embedded import PrivateRedis, PrivateWorkers
 from gristmill.errors import InputFileError, NoWorkerError
 
@@ -32,9 +38,13 @@ def errors(rows: list[Row]) -> list[str | None]:
     return [None if row.error is None else row.error.message for row in rows]
 
 
+def one_input(path: Path) -> Input:
+    return find_inputs([str(path)], None)[0]
+
+
 class TestCsvReader:
     def read(self, path: Path, content: str | bytes, delimiter: str = ",") -> list[Row]:
-        with CsvReader(write(path / "in.csv", content), delimiter) as reader:
+        with CsvReader(one_input(write(path / "in.csv", content)), delimiter=delimiter) as reader:
             return list(reader)
 
     def test_yields_rows_in_order_with_their_lines_and_positions(self, tmp_path: Path) -> None:
@@ -45,7 +55,7 @@ class TestCsvReader:
             {"id": "3", "text": 'three, "3"'},
         ]
         assert [row.line for row in rows] == [2, 3, 6]
-        assert rows[-1].position == (tmp_path / "in.csv").stat().st_size
+        assert rows[-1].end == Place(0, (tmp_path / "in.csv").stat().st_size, 6)
         assert errors(rows) == [None] * 3
 
     @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
@@ -103,14 +113,14 @@ class TestCsvReader:
 
 class TestJsonlReader:
     def read(self, path: Path, content: str | bytes, columns: tuple[str, ...] | None = None) -> list[Row]:
-        with JsonlReader(write(path / "in.jsonl", content), columns) as reader:
+        with JsonlReader(one_input(write(path / "in.jsonl", content)), columns=columns) as reader:
             return list(reader)
 
     def test_yields_objects_and_skips_blank_lines(self, tmp_path: Path) -> None:
         rows = self.read(tmp_path, '\ufeff{"text": "one"}\r\n\n  {"text": "two", "n": [1]}')
         assert [row.values for row in rows] == [{"text": "one"}, {"text": "two", "n": [1]}]
         assert [row.line for row in rows] == [1, 3]
-        assert rows[-1].position == (tmp_path / "in.jsonl").stat().st_size
+        assert rows[-1].end == Place(0, (tmp_path / "in.jsonl").stat().st_size, 3)
 
     @pytest.mark.parametrize(
         ("line", "message"),
@@ -140,34 +150,37 @@ class TestJsonlReader:
         self, tmp_path: Path
     ) -> None:
         path = write(tmp_path / "in.jsonl", 'broken\n{"a": 1, "b": 2}\n{"b": 3}\n{"c": 4, "a": 5}\n')
-        with open_reader(path, Format.JSONL, same_columns=True) as reader:
-            assert reader.columns == ("a", "b")
+        assert first_columns(one_input(path)) == ("a", "b")
+        with JsonlReader(one_input(path), columns=("a", "b")) as reader:
             rows = list(reader)
         assert [row.error is None for row in rows] == [False, True, True, False]
         assert errors(rows)[3] == "line 4: the first row does not have 'c'"
 
 
 def test_the_name_tells_the_format() -> None:
-    assert file_format(Path("a.b.CSV")) is Format.CSV
-    assert file_format(Path("a.jsonl")) is Format.JSONL
-    with pytest.raises(InputFileError, match=r"has to end in .csv or .jsonl"):
-        file_format(Path("a.parquet"))
+    assert kind_of("a.b.CSV") == Kind(Format.CSV)
+    assert kind_of("a.ndjson.GZ") == Kind(Format.JSONL, Compression.GZIP)
+    assert kind_of("a.tsv.zst").delimiter == "\t"
+    with pytest.raises(InputFileError, match=r"has to end in one of .csv, .tsv, .jsonl"):
+        kind_of("a.xlsx")
+    with pytest.raises(InputFileError, match="compresses its columns itself"):
+        kind_of("a.parquet.gz")
 
 
 def test_a_file_that_cannot_be_read_is_said_to_be(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="No such file"):
-        open_reader(tmp_path / "none.csv", Format.CSV)
+        find_inputs([str(tmp_path / "none.csv")], None)
     with pytest.raises(InputFileError, match="Is a directory"):
-        open_reader(tmp_path, Format.JSONL)
+        find_inputs([str(tmp_path)], Kind(Format.JSONL))[0].open()
 
 
 class TestCheckOutput:
     def test_refuses_what_exists_unless_forced(self, tmp_path: Path) -> None:
         source, out = write(tmp_path / "in.csv", ""), write(tmp_path / "out.csv", "")
         with pytest.raises(InputFileError, match="--force"):
-            check_output(source, out, force=False)
-        check_output(source, out, force=True)
-        check_output(source, tmp_path / "new.csv", force=False)
+            check_output([str(source)], out, force=False)
+        check_output([str(source)], out, force=True)
+        check_output([str(source)], tmp_path / "new.csv", force=False)
 
     def test_never_takes_the_input_for_the_output(self, tmp_path: Path) -> None:
         source = write(tmp_path / "in.csv", "")
@@ -177,81 +190,98 @@ class TestCheckOutput:
         os.link(source, hard)
         for out in (source, link, hard):
             with pytest.raises(InputFileError, match="is the input file"):
-                check_output(source, out, force=True)
+                check_output([str(source)], out, force=True)
 
     def test_refuses_folders_and_missing_folders(self, tmp_path: Path) -> None:
         with pytest.raises(InputFileError, match="is not a file"):
-            check_output(tmp_path / "in.csv", tmp_path, force=True)
+            check_output([str(tmp_path / "in.csv")], tmp_path, force=True)
         with pytest.raises(InputFileError, match="does not exist"):
-            check_output(tmp_path / "in.csv", tmp_path / "none" / "out.csv", force=True)
+            check_output([str(tmp_path / "in.csv")], tmp_path / "none" / "out.csv", force=True)
 
 
-class TestWriter:
-    def open(self, out: Path, columns: tuple[str, ...] | None = ("text",)) -> Writer:
-        return Writer(out, file_format(out), columns, ["gm_label", "gm_error"], line_column="gm_line")
+CSV = Kind(Format.CSV)
 
-    def test_the_file_has_its_name_only_when_it_is_whole(self, tmp_path: Path) -> None:
-        out = tmp_path / "out.csv"
-        with self.open(out) as writer:
-            writer.write(Row({"text": "one"}, 2, 0), {"gm_label": "a", "gm_error": ""})
-            assert not out.exists()
-            writer.commit()
-        assert out.read_text() == "text,gm_label,gm_error\none,a,\n"
-        assert not writer.part.exists()
 
-    def test_what_was_written_stays_where_the_run_ends_early(self, tmp_path: Path) -> None:
-        with self.open(tmp_path / "out.csv") as writer:
-            writer.write(Row({"text": "one"}, 2, 0), {"gm_label": "a"})
-        assert (tmp_path / "out.csv.part").read_text() == "text,gm_label,gm_error\none,a,\n"
-        assert not (tmp_path / "out.csv").exists()
+class TestTextParts:
+    def parts(self, folder: Path, kind: Kind = CSV, encoder: Encoder | None = None) -> TextParts:
+        return TextParts(folder, kind, encoder or CsvEncoder(("text",), ["gm_label", "gm_error"], ","))
+
+    def test_a_part_has_its_name_only_when_it_is_whole(self, tmp_path: Path) -> None:
+        parts = self.parts(tmp_path)
+        parts.open(0, 0)
+        parts.add(Row({"text": "one"}, 2), {"gm_label": "a", "gm_error": ""})
+        final = tmp_path / "part-000000.csv"
+        assert not final.exists()
+        parts.seal()
+        parts.forget()
+        assert final.read_text() == "text,gm_label,gm_error\none,a,\n"
+        assert list(tmp_path.iterdir()) == [final]
+
+    @pytest.mark.parametrize("compression", Compression)
+    def test_an_open_part_is_cut_back_to_its_mark_also_when_it_was_sealed(
+        self, tmp_path: Path, compression: Compression
+    ) -> None:
+        whole = []
+        for crash in ("none", "open", "sealed"):
+            folder = tmp_path / crash
+            folder.mkdir()
+            parts = self.parts(folder, Kind(Format.CSV, compression))
+            parts.open(0, 0)
+            parts.add(Row({"text": "one"}, 2), {"gm_label": "a"})
+            mark = parts.save()
+            parts.add(Row({"text": "two"}, 3), {"gm_label": "a"})
+            if crash == "sealed":
+                parts.seal()
+            if crash != "none":
+                parts.close()
+                parts = self.parts(folder, Kind(Format.CSV, compression))
+                parts.open(0, mark)
+                parts.add(Row({"text": "two"}, 3), {"gm_label": "a"})
+            parts.seal()
+            parts.forget()
+            parts.join(1, folder / "whole")
+            whole.append((folder / "whole").read_bytes())
+        assert whole[0] == whole[1] == whole[2]
+
+    def test_a_damaged_part_is_said_to_be(self, tmp_path: Path) -> None:
+        with pytest.raises(InputFileError, match="has 0 bytes, the checkpoint counts 100"):
+            self.parts(tmp_path).open(0, 100)
 
     def test_a_full_disk_is_said_to_be_full(self, tmp_path: Path) -> None:
-        with pytest.raises(InputFileError, match="part cannot be written: File too large"):
-            self.write_until_full(tmp_path / "out.csv")
+        with pytest.raises(InputFileError, match="cannot be written: File too large"):
+            self.write_until_full(tmp_path)
 
-    def write_until_full(self, out: Path) -> None:
+    def write_until_full(self, folder: Path) -> None:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+        parts = self.parts(folder)
+        parts.open(0, 0)
         try:
-            with self.open(out) as writer:
-                for line in range(10_000):
-                    writer.write(Row({"text": "x" * 100}, line, 0), {})
+            for line in range(10_000):
+                parts.add(Row({"text": "x" * 100}, line), {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, previous)
-
-    def test_two_runs_cannot_write_the_same_file(self, tmp_path: Path) -> None:
-        with (
-            self.open(tmp_path / "out.csv"),
-            pytest.raises(InputFileError, match="another run is writing"),
-        ):
-            self.open(tmp_path / "out.csv")
-
-    def test_a_result_never_hides_an_input_column(self, tmp_path: Path) -> None:
-        with pytest.raises(InputFileError, match=r"'gm_error'.*--prefix"):
-            self.open(tmp_path / "out.csv", ("text", "gm_error"))
+            parts.close()
 
     def test_csv_cells_read_back_as_they_were(self, tmp_path: Path) -> None:
         cells = ["plain", 'quo"te', "com,ma", "line\nfeed", "carriage\rreturn", " space ", "", "\0", "🌾"]
-        with self.open(tmp_path / "out.csv") as writer:
-            for cell in cells:
-                writer.write(Row({"text": cell}, 1, 0), {})
-            writer.commit()
-        with CsvReader(tmp_path / "out.csv") as reader:
+        parts = self.parts(tmp_path)
+        parts.open(0, 0)
+        for cell in cells:
+            parts.add(Row({"text": cell}, 1), {})
+        parts.seal()
+        with CsvReader(one_input(tmp_path / "part-000000.csv")) as reader:
             assert [row.values and row.values["text"] for row in reader] == cells
 
     def test_a_json_rows_own_text_is_kept(self, tmp_path: Path) -> None:
         lines = [b'{ "b":1.10, "a" : 123456789012345678901234567890 }', b"{}", b'{"t": "caf\xe9"}']
-        with (
-            JsonlReader(write(tmp_path / "in.jsonl", b"\n".join(lines))) as reader,
-            self.open(tmp_path / "out.jsonl", None) as writer,
-        ):
-            for row in reader:
-                writer.write(row, {"gm_label": "x", "gm_error": ""})
-            writer.commit()
-        added = b'"gm_label":"x","gm_error":""}'
-        assert (tmp_path / "out.jsonl").read_bytes().splitlines() == [
+        encoder = JsonlEncoder(None, ["gm_label", "gm_error"], "gm_line")
+        with JsonlReader(one_input(write(tmp_path / "in.jsonl", b"\n".join(lines)))) as reader:
+            written = [encoder.row(row, {"gm_label": "x", "gm_error": ""}) for row in reader]
+        added = b'"gm_label":"x","gm_error":""}\n'
+        assert written == [
             lines[0][:-2] + b"," + added,
             b"{" + added,
             lines[2][:-1] + b"," + added,
@@ -282,12 +312,14 @@ def private() -> Iterator[PrivateRedis]:
 @pytest.fixture(scope="module")
 def scorer(private: PrivateRedis, tiny_classifier: Path, tiny_encoder: Path) -> Iterator[Client]:
     """A client of a server with one worker on the queue "labels" and one on the queue "vectors"."""
-    with (
-        PrivateWorkers(tiny_classifier, "labels", private, threads=1),
-        PrivateWorkers(tiny_encoder, "vectors", private, threads=1),
-        Client(private.url) as client,
-    ):
-        yield client
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRISTMILL_PRECISION", "fp32")  # answers to a text differ by 1e-4 at the most
+        with (
+            PrivateWorkers(tiny_classifier, "labels", private, threads=1),
+            PrivateWorkers(tiny_encoder, "vectors", private, threads=1),
+            Client(private.url) as client,
+        ):
+            yield client
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -322,11 +354,45 @@ class TestScoreFile:
         assert (summary.rows, summary.failed, summary.truncated) == (500, 0, 0)
         assert summary.tokens > 500
         assert summary.position == summary.size_bytes == source.stat().st_size
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
         assert summary.latencies.percentile(50)
+
+    def test_a_run_that_was_cut_agrees_with_an_unbroken_one(self, scorer: Client, tmp_path: Path) -> None:
+        """With a real engine: the labels are the same, the scores within its tolerance."""
+        source = write_input(tmp_path / "in.csv", rows=600)
+        summary = self.score(scorer, source, tmp_path / "unbroken.csv", part_rows=150)
+        for rows in (100, 150, 420):
+            with pytest.raises(Cut):
+                score_file(
+                    scorer, Job(source, tmp_path / "cut.csv", "labels", "text", part_rows=150), cut_at(rows)
+                )
+        assert self.score(scorer, source, tmp_path / "cut.csv", part_rows=150).resumed == 420
+        pairs = list(zip(read_csv(tmp_path / "unbroken.csv"), read_csv(tmp_path / "cut.csv"), strict=True))
+        assert len(pairs) == summary.rows
+        for unbroken, cut in pairs:
+            scores = unbroken.pop("gm_score"), cut.pop("gm_score")
+            assert unbroken == cut
+            if all(scores):
+                assert float(scores[1]) == pytest.approx(float(scores[0]), abs=1e-4)
 
     def test_broken_rows_keep_their_place_and_their_bytes(self, scorer: Client, tmp_path: Path) -> None:
         source = write(tmp_path / "in.csv", b'id,text\n1,good\n2,caf\xe9\n3\n4,""\n5,a,b\n6,"x"y\n7,good\n')
         summary = self.score(scorer, source, tmp_path / "out.csv")
+        rejects = read_jsonl(tmp_path / "out.csv.rejects.jsonl")
+        assert [(reject["line"], reject["code"]) for reject in rejects] == [
+            (3, "bad_request"),
+            (4, "bad_request"),
+            (5, "empty_input"),
+            (6, "bad_request"),
+            (7, "bad_request"),
+        ]
+        assert rejects[1] == {
+            "file": str(source),
+            "line": 4,
+            "code": "bad_request",
+            "message": "line 4 has 1 fields, the header has 2",
+            "row": {"id": "3", "text": ""},
+        }
         rows = read_csv(tmp_path / "out.csv")
         assert [row["id"] for row in rows] == ["1", "2", "3", "4", "5", "", "7"]
         found = [row["gm_error"].partition(":")[0] for row in rows]
@@ -442,16 +508,24 @@ class TestScoreFile:
         job = Job(source, tmp_path / "out.csv", "labels", "text")
         with pytest.raises(KeyboardInterrupt) as caught:
             score_file(scorer, job, on_progress)
-        part = tmp_path / "out.csv.part"
-        assert caught.value.__notes__ == [f"200 scored rows are in {part}"]
-        assert len(part.read_text().splitlines()) == 201
+        folder = tmp_path / "out.csv.parts"
+        assert caught.value.__notes__ == [f"200 scored rows are kept in {folder}"]
+        assert len((folder / "rows" / "part-000000.csv.open").read_text().splitlines()) == 201
 
-    def test_a_link_in_place_of_the_part_is_not_followed(self, scorer: Client, tmp_path: Path) -> None:
+    def test_a_link_in_place_of_the_folder_is_not_followed(self, scorer: Client, tmp_path: Path) -> None:
         source = write(tmp_path / "in.csv", "text\ngood\n")
-        (tmp_path / "out.csv.part").symlink_to(source)
-        with pytest.raises(InputFileError, match=r"out\.csv\.part cannot be written"):
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "out.csv.parts").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(InputFileError, match=r"out\.csv\.parts cannot be written"):
             self.score(scorer, source, tmp_path / "out.csv")
-        assert source.read_text() == "text\ngood\n"
+        assert not list((tmp_path / "elsewhere").iterdir())
+
+    def test_a_result_never_hides_an_input_column(self, scorer: Client, tmp_path: Path) -> None:
+        source = write(tmp_path / "in.csv", "text,gm_error\ngood,x\n")
+        with pytest.raises(InputFileError, match=r"'gm_error'.*--prefix"):
+            self.score(scorer, source, tmp_path / "out.csv")
+        self.score(scorer, source, tmp_path / "out.csv", columns=("text",))
+        assert list(read_csv(tmp_path / "out.csv")[0]) == ["text", "gm_label", "gm_score", "gm_error"]
 
     def test_a_run_ends_when_all_workers_have_gone(
         self, workers: Workers, tiny_classifier: Path, redis_url: str, queue: str, tmp_path: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -127,6 +128,14 @@ class TestScoreWithRunningWorkers:
         again = gristmill(*arguments, url=redis_url)
         assert again.returncode == ExitCode.BAD_INPUT
         assert again.stderr.decode() == f"error: {out} exists already: use --force to replace it\n"
+        costs = gristmill(*arguments, "--force", "--cost-per-hour", "0.36", url=redis_url)
+        summary = dict(line.split(maxsplit=1) for line in costs.stderr.decode().splitlines())
+        seconds = float(summary["rows"].removeprefix("300 in ").removesuffix(" s"))
+        cost, per_million, per_million_tokens = re.findall(r"[\d.,e+-]*\d", summary["cost"])
+        assert float(cost) == pytest.approx(seconds * 0.36 / 3600, abs=0.06 * 0.36 / 3600)
+        assert float(per_million.replace(",", "")) == pytest.approx(float(cost) / 300 * 1e6, rel=0.01)
+        assert "per million tokens" in summary["cost"]
+        assert float(per_million_tokens.replace(",", "")) < float(per_million.replace(",", ""))
         quiet = gristmill(*arguments, "--force", "--quiet", url=redis_url)
         assert (quiet.returncode, quiet.stdout, quiet.stderr) == (ExitCode.OK, b"", b"")
 
@@ -167,12 +176,16 @@ class TestScoreWithRunningWorkers:
         assert len(json.loads(read_csv(tmp_path / "out.csv")[9]["gm_embedding"])) > 1
 
 
+def parts(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
 def start_private(model: Path, source: Path, out: Path, *flags: str) -> subprocess.Popen[bytes]:
     """Start a scoring that takes long, and return when its first rows are written."""
     arguments = ["score", source, "--out", out, "--text-column", "text", "--model", model]
     process = subprocess.Popen([*GRISTMILL, *map(str, arguments), *flags], stderr=subprocess.PIPE)
-    part = out.with_name(out.name + ".part")
-    wait_until(lambda: process.poll() is not None or (part.exists() and part.stat().st_size > 0))
+    rows = out.with_name(out.name + ".parts") / "rows"
+    wait_until(lambda: process.poll() is not None or any(part.stat().st_size for part in parts(rows)))
     assert process.poll() is None
     return process
 
@@ -206,21 +219,35 @@ class TestScoreWithAPrivateWorker:
         assert [row["id"] for row in read_csv(out)] == [str(i) for i in range(2000)]
         assert not list(tmp_path.glob("gristmill-*"))
 
-    def test_ctrl_c_keeps_what_was_scored_and_cleans_up(self, tiny_classifier: Path, tmp_path: Path) -> None:
+    def test_ctrl_c_keeps_what_was_scored_cleans_up_and_says_how_to_go_on(
+        self, tiny_classifier: Path, tmp_path: Path
+    ) -> None:
         source, out = write_rows(tmp_path / "in.csv", ROWS), tmp_path / "out.csv"
-        with start_private(tiny_classifier, source, out) as process:
+        with start_private(tiny_classifier, source, out, "--force") as process:
             started, folder = what_it_started(process)
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == ExitCode.INTERRUPTED
-        assert f"scored rows are in {out}.part" in stderr.decode()
+        lines = [line for line in stderr.decode().splitlines() if line]
+        assert lines[0] == "finishing what is in flight; once more to stop at once"
+        assert lines[1].endswith(f" scored rows are kept in {out}.parts")
+        assert lines[2].startswith(f"to go on: cli.py score {source} --out {out} --text-column text --model")
+        assert "--force" not in lines[2]
         assert b"Traceback" not in stderr
         assert not folder.exists()
         assert not any(map(is_running, started))
         assert not out.exists()
-        rows = read_csv(out.with_name("out.csv.part"))
-        assert f"{len(rows):,} scored rows" in stderr.decode()
+        rows = [row for part in parts(tmp_path / "out.csv.parts" / "rows") for row in read_csv(part)]
+        assert lines[1].startswith(f"{len(rows):,} scored rows")
         assert [row["id"] for row in rows] == [str(i) for i in range(len(rows))]
+
+        arguments = ["score", source, "--out", out, "--text-column", "text", "--model", tiny_classifier]
+        command = [*GRISTMILL, *map(str, arguments)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            line = process.stderr.readline().decode()
+            process.kill()
+        assert " ".join(line.split()) == f"going on after {len(rows):,} rows that are in {out}.parts"
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_nothing_outlives_it_however_it_is_killed(
@@ -247,7 +274,7 @@ class TestScoreWithAPrivateWorker:
             _, stderr = process.communicate(timeout=60)
         assert process.returncode == ExitCode.FAILURE
         assert stderr.decode().splitlines()[-1] == "error: the worker ended with exit code 137"
-        assert f"scored rows are in {out}.part" in stderr.decode()
+        assert f"scored rows are kept in {out}.parts" in stderr.decode()
         assert not any(map(is_running, started))
         assert not folder.exists()
 

@@ -92,7 +92,7 @@ def test_a_slot_moves_while_its_requests_are_answered(cluster: Cluster, workers:
     moved, asked = cluster.errors("MOVED"), cluster.errors("ASK") + cluster.errors("TRYAGAIN")
     with Traffic(cluster.url_of("producer"), cluster.queues, lambda _: True) as traffic:
         traffic.wait_for(5)
-        cluster.migrate(slot, source, target, pause_s=0.01)
+        cluster.migrate(slot, source, target)
         traffic.wait_for(5)
     certain, lost = traffic.check(lambda _: True)
     assert certain == sum(len(batch.ids) for batch in traffic.batches)

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -64,6 +65,21 @@ def test_a_redis_that_is_away_makes_a_worker_unready_but_not_dead(
     own_redis.start()
     wait_until(lambda: fetch(address, "/readyz")[0] == 200)
     wait_until(lambda: f'gristmill_redis_up{{queue="{workers.queue}"}} 1.0' in metrics_of(address))
+
+
+def test_a_redis_that_answers_nothing_holds_up_no_scrape(own_redis: Server) -> None:
+    own_redis_up = 'gristmill_redis_up{queue="q"} 1.0'
+    with health.serve("0", lambda: [snapshot()], own_redis.url) as server:
+        assert own_redis_up in metrics_of(server.address)
+        assert own_redis.process is not None
+        own_redis.process.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: 'gristmill_redis_up{queue="q"} 0.0' in metrics_of(server.address))
+            looks = [thread for thread in threading.enumerate() if thread.name == "depths"]
+            assert len(looks) <= 1  # however often it is asked
+        finally:
+            own_redis.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: own_redis_up in metrics_of(server.address))
 
 
 def test_a_loop_that_hangs_is_dead_and_one_that_waits_for_its_engine_is_not() -> None:

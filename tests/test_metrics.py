@@ -1,10 +1,12 @@
 """What a worker counts, as Prometheus sees it."""
 
 import math
+import signal
 import time
 from pathlib import Path
 
 import orjson
+from redis import Redis
 
 from conftest import Workers, wait_until
 from gristmill import Client
@@ -14,8 +16,10 @@ from gristmill.wire import Result
 from gristmill_worker import metrics
 from gristmill_worker.jobs import BatchRun
 from gristmill_worker.sources.base import Delivery, Outcome
+from gristmill_worker.sources.rq.depth import RqDepths
 from gristmill_worker.vitals import BOUNDS, Vitals
 from probes import fetch_metrics, samples
+from rq_fleet import RqFleet
 
 
 def test_a_worker_counts_what_it_did_and_what_its_queue_holds(
@@ -95,3 +99,30 @@ def test_a_counter_that_nobody_described_is_shown_too_and_hostile_names_are_quot
     assert found["gristmill_queue_oldest_seconds"][()] == 4.5
     assert 'gristmill_redis_up{queue="other"} 1.0\ngristmill_redis_up{queue="q"} 0.0' in text
     assert not [line for line in text.splitlines() if line.startswith("x{")]
+
+
+def test_an_rq_queue_is_measured_as_rq_keeps_it(
+    redis: Redis, workers: Workers, tiny_classifier: Path
+) -> None:
+    fleet = RqFleet(redis, workers, tiny_classifier)
+    fleet.start("--metrics", "0")
+    fleet.wait(fleet.enqueue_many(20))
+    fleet.wait([fleet.enqueue({"text": 5})])
+
+    def page() -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+        return samples(fetch_metrics(workers.log()))
+
+    wait_until(lambda: page()["gristmill_request_seconds_count"][()] == 21)
+    assert page()["gristmill_results_total"][(("status", "error"),)] == 1
+    wait_until(lambda: page()["gristmill_queue_dead_letters"][()] == 1)
+    assert page()["gristmill_queue_waiting"][()] == 0
+    workers.processes[0].send_signal(signal.SIGTERM)
+    assert workers.processes[0].wait(60) == 0
+    reader = RqDepths(workers.url)
+    assert reader.depth(workers.queue).oldest_s is None
+    fleet.enqueue_many(3)
+    depth = reader.depth(workers.queue)
+    assert (depth.waiting, depth.pending, depth.dead, depth.paused) == (3, 0, 1, False)
+    assert depth.oldest_s is not None
+    assert 0 <= depth.oldest_s < 60
+    reader.close()

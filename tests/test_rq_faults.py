@@ -52,8 +52,8 @@ def assert_each_ended_once(fleet: RqFleet, jobs: list[Job]) -> None:
         assert {*pipeline.execute()} == {1}
     wait_until(fleet.is_clean)
     assert fleet.queue.finished_job_registry.count == len(jobs)
-    records = {key.split(b":")[2].decode() for key in fleet.redis.scan_iter("rq:execution:*")}
-    assert not records & {job.id for job in jobs}
+    records = {key.split(b":")[2] for key in fleet.redis.scan_iter("rq:execution:*")}
+    assert not records & {job.id.encode() for job in jobs}
 
 
 def test_what_a_killed_worker_held_is_run_by_others_at_once_whatever_the_lease(fleet: RqFleet) -> None:
@@ -149,9 +149,10 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(fleet: RqFleet) -> None:
     slow = fleet.enqueue("bread", on_success=Callback("callbacks_of_rq.asleep"))
     jobs = fleet.enqueue_many(100)
     process = fleet.start(config=NO_LEASE)
-    fleet.wait(jobs)
+    fleet.wait(jobs)  # they do not wait for the callback
+    assert fleet.statuses([slow]) == ["started"]
     process.terminate()
-    time.sleep(0.5)  # it waits for the callback
+    time.sleep(0.5)  # the worker does
     assert process.poll() is None
     process.terminate()
     assert process.wait(timeout=60) == ExitCode.FORCED

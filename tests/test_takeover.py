@@ -1,5 +1,6 @@
 """Who takes over what from whom, and when."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from conftest import Workers, wait_until
 from gristmill import Client, keys
 from gristmill.driver import Connections
 from gristmill_worker import process
+from gristmill_worker.sources import black_box
 from gristmill_worker.sources.streams import StreamSource
 
 TEXTS = ["the miller grinds the corn", "water turns the wheel", "bread", "a horse and a cart on the road"]
@@ -119,9 +121,10 @@ def test_a_name_that_another_process_has_by_now_is_not_robbed(
     def inherit(its_process: str) -> Any:
         return Connections(redis_url).run("inherit", names, [keys.GROUP, "w1", "w0", its_process, 10])
 
-    assert inherit(f"{process.here()}4711/1") == 0
+    assert inherit(f"{process.here()}4711/1") == []
     assert set(owners(redis, queue).values()) == {b"w0"}
-    assert inherit(process.own()) == 1
+    (entry_id,) = owners(redis, queue)
+    assert inherit(process.own()) == [keys.PRIORITIES.index(keys.DEFAULT) + 1, [entry_id]]
     assert set(owners(redis, queue).values()) == {b"w1"}
 
 
@@ -143,6 +146,79 @@ def test_entries_of_the_dead_keep_their_count_until_they_run(
     assert {(row["consumer"], row["times_delivered"]) for row in rows} == {(b"heir", 2)}
     assert heir.take(40, 0.0) == []
     assert consumers(redis, queue) == {b"heir"}
+
+
+EXPOSED = """
+import sys, time
+from gristmill_worker import process
+from gristmill_worker.sources.base import Delivery
+from gristmill_worker.sources.black_box import BlackBox
+
+box = BlackBox()
+with box.exposing([Delivery(b"1-0", {}, 1)]):
+    pass
+with box.exposing([Delivery(b"%d-0" % i, {}, 1, "high") for i in range(int(sys.argv[1]))]):
+    print(process.own(), flush=True)
+    time.sleep(600)
+"""
+
+
+def note_of_the_dead(count: int) -> tuple[str, Any]:
+    """Return the name of a process that was killed with ``count`` requests in native code, and its note."""
+    command = [sys.executable, "-c", EXPOSED, str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().strip()
+        child.kill()
+    return name, black_box.read(name)
+
+
+class TestBlackBox:
+    def test_what_was_in_native_code_can_be_read_after_a_kill(self) -> None:
+        name, found = note_of_the_dead(300)
+        assert found == {("high", b"%d-0" % i) for i in range(300)}
+        black_box.remove(name)
+        assert black_box.read(name) is None
+
+    def test_too_many_to_note_are_all_suspect(self) -> None:
+        name, found = note_of_the_dead(20_000)
+        assert found is None
+        black_box.remove(name)
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+    def test_a_note_that_somebody_else_wrote_is_not_believed(self) -> None:
+        name, found = note_of_the_dead(1)
+        assert found is not None
+        (path,) = black_box.FOLDER.glob(f"gristmill-0-{name.split('/')[-2]}-*")
+        os.chown(path, 12345, 12345)
+        assert black_box.read(name) is None
+        path.rename(f"{path}-moved")
+        path.symlink_to(f"{path}-moved")
+        assert black_box.read(name) is None
+        Path(f"{path}-moved").unlink()
+        black_box.remove(name)
+
+    def test_what_a_dead_worker_had_not_begun_goes_on_in_batches(
+        self, client: Client, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path
+    ) -> None:
+        victim = workers.start(tiny_classifier, config=NO_LEASE)
+        ids = client.submit_many(queue, texts(3000))
+        freeze_at_work(client, victim, queue, redis)
+        name: Any = redis.hget(keys.processes(queue), "w0")
+        while not len(black_box.read(name.decode()) or ()) + 1 < len(owners(redis, queue)):
+            victim.send_signal(signal.SIGCONT)  # at this moment the tokenizer had all of them
+            freeze_at_work(client, victim, queue, redis)
+        workers.start(tiny_classifier, config=NO_LEASE)
+        victim.kill()
+        victim.wait()
+        results = [client.result(request_id) for request_id in ids]
+        assert all(result.ok for result in results)
+        again = [result for result in results if result.attempts == 2]
+        together = [result for result in again if result.batch and result.batch["size"] > 1]
+        assert again
+        assert together
+        assert all(result.worker == "w1" for result in again)
+        wait_until(lambda: not list(black_box.FOLDER.glob(f"gristmill-*-{victim.pid}-*")))
 
 
 def test_the_dead_are_told_from_the_living() -> None:

@@ -74,7 +74,7 @@ def test_a_cluster_of_valkey_goes_on_when_a_slot_moves_and_a_node_dies(
             workers.start(tiny_classifier, "--engine", "onnxruntime")
             with Traffic(cluster.url, [queue], partial(cluster.has_replicated, first)) as traffic:
                 traffic.wait_for(5)
-                cluster.migrate(slot_of(queue), second, first, pause_s=0.01)
+                cluster.migrate_whole(slot_of(queue), second, first)
                 moved = time.monotonic()
                 traffic.wait_for(5)
                 cluster.kill(first)

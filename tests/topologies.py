@@ -23,8 +23,8 @@ from gristmill import keys
 SERVICE: Final = "mill"
 SENTINEL_PASSWORD: Final = "sesame"  # noqa: S105 - of a test
 USERS: Final = Path(__file__).parent.parent / "configs" / "redis" / "users.acl"
-NODE_TIMEOUT_MS: Final = 1000
-DOWN_AFTER_MS: Final = 700
+NODE_TIMEOUT_MS: Final = 2000
+DOWN_AFTER_MS: Final = 1500
 
 
 def free_ports(count: int) -> list[int]:
@@ -255,15 +255,21 @@ class Cluster(Servers):
         stats: list[dict[str, Any]] = [self.at(port).info("errorstats") for port in self.processes]
         return sum(int(each.get(f"errorstat_{code}", {"count": 0})["count"]) for each in stats)
 
-    def migrate(self, slot: int, source: int, target: int, *, pause_s: float = 0.0) -> None:
-        """Move a slot with its keys while it is in use; ``pause_s`` passes between two keys."""
+    def migrate(self, slot: int, source: int, target: int, *, at_once: int = 1) -> None:
+        """Move a slot with its keys, some at once, while it is in use."""
         self.ask(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
         self.ask(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
-        while names := self.at(source).execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
-            self.at(source).execute_command("MIGRATE", "127.0.0.1", target, names[0], 0, 5000)
-            time.sleep(pause_s)
+        while names := self.at(source).execute_command("CLUSTER", "GETKEYSINSLOT", slot, at_once):
+            self.at(source).execute_command("MIGRATE", "127.0.0.1", target, "", 0, 5000, "KEYS", *names)
+            time.sleep(0.01)
         for port in (target, source, *self.nodes):
             self.ask(port, "CLUSTER", "SETSLOT", slot, "NODE", self.id_of(target))
+
+    def migrate_whole(self, slot: int, source: int, target: int) -> None:
+        """Move a slot as Valkey 9 does it: in the background, then in one step."""
+        command = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.id_of(target))
+        self.at(source).execute_command(*command)
+        wait_until(lambda: self.owner(slot, target) == target)
 
 
 def slot_of(queue: str) -> int:

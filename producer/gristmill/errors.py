@@ -165,6 +165,10 @@ class InputFileError(GristmillError):
     exit_code = ExitCode.BAD_INPUT
 
 
+class TooManyErrors(InputFileError):
+    """More rows of a file failed than were allowed; those that were scored are kept."""
+
+
 class NotFoundError(GristmillError):
     """Nothing on the queue has the given ID."""
 

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
 
 from gristmill import keys, tracing, wire
@@ -18,19 +17,21 @@ from gristmill.keys import DEFAULT
 from gristmill.ops import Command, Sleep, Steps
 from gristmill.wire import Request, Result
 
+_END: Final[Any] = object()
 PULL_S: Final = 0.05  # a slow source of items must not hold back results
 
 
 class StreamKeywords(TypedDict, total=False):
     """How to run a stream.
 
-    ``window`` (1024): items taken from the source and not yet handed out; ``timeout_s`` (None: for ever):
-    raise ResultTimeout if nothing arrives for so long; ``options``, ``deadline_s`` and ``priority`` as for
-    one request; ``ttl_s`` (0): by default results are pushed only and not kept; ``on_silence``: called about
+    ``window`` (1024): items taken from the source and not yet handed out, as a number or as a function that
+    is asked before each (0: none now; never while nothing is out); ``timeout_s`` (None: for ever): raise
+    ResultTimeout if nothing arrives for so long; ``options``, ``deadline_s`` and ``priority`` as for one
+    request; ``ttl_s`` (0): by default results are pushed only and not kept; ``on_silence``: called about
     every second while nothing arrives, with the seconds since the last result; what it raises ends it.
     """
 
-    window: int
+    window: int | Callable[[], int]
     timeout_s: float | None
     options: Mapping[str, Any] | None
     deadline_s: float | None
@@ -43,7 +44,7 @@ class StreamKeywords(TypedDict, total=False):
 class StreamOptions:
     """:class:`StreamKeywords` with their defaults."""
 
-    window: int = 1024
+    window: int | Callable[[], int] = 1024
     timeout_s: float | None = None
     options: Mapping[str, Any] | None = None
     deadline_s: float | None = None
@@ -68,7 +69,7 @@ class Stream:
         **keywords: Unpack[StreamKeywords],
     ) -> None:
         how = StreamOptions(**keywords)
-        if type(how.window) is not int or not 1 <= how.window <= MAX_WINDOW:
+        if not callable(how.window) and (type(how.window) is not int or not 1 <= how.window <= MAX_WINDOW):
             raise InvalidRequestError(f"window is {how.window!r}: use 1 to {MAX_WINDOW}")
         if how.timeout_s is not None:
             check_seconds("timeout_s", how.timeout_s)
@@ -79,7 +80,7 @@ class Stream:
             how.options, how.ttl_s, how.deadline_s, tracing.current(), check_priority(how.priority)
         )
         self._ordered = ordered
-        self._window = how.window
+        self._how_many = how.window
         self._timeout_s = how.timeout_s
         self._on_silence = how.on_silence
         self._box = core.mailbox(queue)
@@ -112,12 +113,16 @@ class Stream:
             self._box.awaited.pop(request_id, None)
 
     def _pull(self) -> None:
-        room = self._window - (self._pulled - self._released)
+        room = self._room()
         # Small refills make small batches: wait for a worthwhile chunk unless nothing else is in flight.
-        if self._exhausted or (room < min(CHUNK_REQUESTS, self._window // 4) and self._sent):
+        if self._exhausted or (room < min(CHUNK_REQUESTS, self._window() // 4) and self._sent):
             return
         ends = time.monotonic() + PULL_S
-        for item in islice(self._items, room):
+        while self._room() > 0:
+            item = next(self._items, _END)
+            if item is _END:
+                self._exhausted = True
+                return
             index = self._pulled
             self._pulled += 1
             try:
@@ -130,7 +135,12 @@ class Stream:
                 self._unsent.append((index, request))
             if time.monotonic() > ends:
                 return
-        self._exhausted = self._pulled - self._released < self._window
+
+    def _window(self) -> int:
+        return self._how_many if isinstance(self._how_many, int) else min(self._how_many(), MAX_WINDOW)
+
+    def _room(self) -> int:
+        return self._window() - (self._pulled - self._released)
 
     def _send(self) -> Steps[None]:
         if not self._unsent or time.monotonic() < self._retry_at:
@@ -193,19 +203,24 @@ class Stream:
         return found
 
     def _look_up(self) -> Steps[None]:
-        """Nothing was pushed for a while: look at the keys of the oldest; send again what Redis lost."""
-        oldest = list(islice(self._sent.items(), CHUNK_REQUESTS))
-        names = [keys.result(self._queue, request_id) for request_id, _ in oldest]
-        ends = time.monotonic() + self._core.retry_s
-        states = yield from self._core.persist(Command(("MGET", *names)), ends)
-        gone = []
-        for (request_id, _), state in zip(oldest, states, strict=True):
-            if state in (None, wire.DONE):
-                gone.append(request_id)
-            elif state != wire.PENDING:
-                self._arrived[request_id] = wire.decode_result(state)
-        for request_id in (yield from self._not_pushed(gone)):
-            self._unsent.append(self._sent.pop(request_id))
+        """Nothing was pushed for a while: look at the keys, the oldest first; send again what Redis lost."""
+        waiting = list(self._sent)
+        for start in range(0, len(waiting), CHUNK_REQUESTS):
+            oldest = waiting[start : start + CHUNK_REQUESTS]
+            names = [keys.result(self._queue, request_id) for request_id in oldest]
+            ends = time.monotonic() + self._core.retry_s
+            states = yield from self._core.persist(Command(("MGET", *names)), ends)
+            gone = []
+            for request_id, state in zip(oldest, states, strict=True):
+                if state in (None, wire.DONE):
+                    gone.append(request_id)
+                elif state != wire.PENDING:
+                    self._arrived[request_id] = wire.decode_result(state)
+            missing = yield from self._not_pushed(gone)
+            for request_id in missing:
+                self._unsent.append(self._sent.pop(request_id))
+            if not missing:  # where the oldest are, the others are too; where they are not, look at all
+                break
 
     def _not_pushed(self, gone: Sequence[str]) -> Steps[list[str]]:
         """Return those of ``gone`` that Redis lost, or whose push it lost, free to run again."""

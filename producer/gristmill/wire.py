@@ -188,7 +188,7 @@ def _read_request(fields: Mapping[bytes, bytes], limit: int) -> Request:
         reply=_read_reply(fields.get(b"reply")),
         deadline_ms=_read_int(fields, b"deadline", 2**53),
         ttl_s=_read_int(fields, b"ttl", MAX_TTL_S),
-        trace=_read_trace(fields.get(b"trace")),
+        trace=_read_trace(trace) if (trace := fields.get(b"trace")) else None,
     )
 
 
@@ -208,7 +208,7 @@ def _read_refusal(fields: Mapping[bytes, bytes], limit: int) -> Refusal:
     ttl_s = attempt(lambda: _read_int(fields, b"ttl", MAX_TTL_S))
     attempt(lambda: _read_int(fields, b"deadline", 2**53))
     attempt(lambda: _read_body(fields.get(b"body"), limit))
-    return Refusal(request_id, problems[0], reply, ttl_s, _read_trace(fields.get(b"trace")))
+    return Refusal(request_id, problems[0], reply, ttl_s, _read_trace(fields.get(b"trace", b"")))
 
 
 def decode_body(body: bytes) -> dict[str, Any]:
@@ -319,9 +319,9 @@ def _read_reply(data: bytes | None) -> str | None:
     return name
 
 
-def _read_trace(data: bytes | None) -> str | None:
+def _read_trace(data: bytes) -> str | None:
     """Read a traceparent. One that is none counts as not there, as its specification has it."""
-    text = data.decode("ascii", "replace") if data is not None else None
+    text = data.decode("ascii", "replace")
     return text if is_trace(text) else None
 
 

@@ -133,12 +133,15 @@ def rq(config: Path | None, *, allow_pickle: bool, with_scheduler: bool, path: s
         from gristmill_worker.service import serve as serve_queue
         from gristmill_worker.settings import RetrySettings, load_settings
     with console.needs_extra("rq"):
+        from gristmill_worker.sources.rq.depth import RqDepths
         from gristmill_worker.sources.rq.source import open_source
     sys.path.append(path)
     settings = load_settings(config, os.environ, flags)
     source = open_source(settings, allow_pickle=allow_pickle, scheduler=with_scheduler)
     # Jobs say how often they are tried, the RQ way.
-    return serve_queue(settings.model_copy(update={"retry": RetrySettings(max_attempts=1)}), source)
+    return serve_queue(
+        settings.model_copy(update={"retry": RetrySettings(max_attempts=1)}), source, open_reader=RqDepths
+    )
 
 
 cli.add_command(model)

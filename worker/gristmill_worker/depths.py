@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from gristmill.client import Client
 from gristmill.core import Depth
@@ -17,11 +17,26 @@ STALE_S: Final = 15.0  # an older depth says nothing any more
 WAIT_S: Final = 1.0  # for Redis, by whoever asks
 
 
+class Reader(Protocol):
+    """Reads a queue's depth now; a Client is one."""
+
+    def depth(self, queue: str) -> Depth:
+        """Raise BrokerUnavailable where it cannot be read."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_streams(url: str) -> Reader:
+    """Return a reader of this project's own queues."""
+    return Client(url, retry_s=0.0)
+
+
 class Depths:
     """The depths of any queues of one Redis; any thread may ask. Reads only when it is asked."""
 
-    def __init__(self, url: str) -> None:
-        self._client = Client(url, retry_s=0.0)
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
         self._wanted: set[str] = set()
         self._found: dict[str, tuple[float, Depth]] = {}
         self._looked_at = 0.0
@@ -49,13 +64,13 @@ class Depths:
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self._reader.close()
 
     def _look(self) -> None:
         found: dict[str, tuple[float, Depth]] = {}
         for queue in self._wanted:
             try:
-                found[queue] = (time.monotonic(), self._client.depth(queue))
+                found[queue] = (time.monotonic(), self._reader.depth(queue))
             except BrokerUnavailable as error:
                 if error.retryable:  # away: the others would only wait for the same
                     break

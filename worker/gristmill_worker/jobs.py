@@ -86,16 +86,15 @@ def part_late(jobs: list[Job]) -> tuple[list[Job], list[Job]]:
 
 
 class Answer(NamedTuple):
-    """An answer that was given before; ``json`` is its value."""
+    """An answer that was given before; ``json`` is its value, which thus nobody can change."""
 
     json: bytes
     tokens: int
     truncated: bool
 
     @property
-    def value(self) -> orjson.Fragment:
-        """The value as it is to be written into a result."""
-        return orjson.Fragment(self.json)
+    def value(self) -> Any:
+        return orjson.loads(self.json)
 
 
 @dataclass(frozen=True, slots=True)

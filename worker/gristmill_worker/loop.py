@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from queue import Queue
 from typing import Final
 
@@ -24,15 +24,12 @@ from gristmill_worker.jobs import Batch, BatchRun, Job, Judge, Ran, everyone, pa
 from gristmill_worker.settings import BatchSettings
 from gristmill_worker.sharing import Sharing
 from gristmill_worker.sources.base import Delivery, Outcome, Source
+from gristmill_worker.storing import BACKOFF_S, FINISHED_TOGETHER, Storing
 from gristmill_worker.tasks.base import Encoded, ItemError, Task
 from gristmill_worker.telemetry import logger
 from gristmill_worker.vitals import Vitals
 
-BACKOFF_S: Final = 0.1, 2.0
-REFUSALS: Final = 5  # in a row, by a Redis that answers otherwise
-LAST_TRY_S: Final = 5.0  # for storing results after the stop signal while Redis is away
-FINISHED_TOGETHER: Final = 256  # requests
-FINISHED_AT_MOST: Final = 2 * FINISHED_TOGETHER  # one batch may answer a whole window of equal requests
+LOGGED_IDS: Final = 20  # of a window that failed
 HELD_WINDOWS: Final = 2  # one runs, one is spare
 GC_OBJECTS: Final = 20_000  # between two looks for cycles: several windows' worth, which by then are gone
 
@@ -62,8 +59,7 @@ class Loop:
         self._judge = judge
         self._sharing = sharing
         self._stop = stop
-        self._outage = ""  # the last error of Redis that was logged
-        self._gave_up = False  # on storing results, after the stop signal
+        self._storing = Storing(source, judge, vitals, stop)
         self._slots = threading.Semaphore(HELD_WINDOWS)
         self._planned: Queue[list[Batch] | None] = Queue()  # bounded by the slots
         self._ran: Queue[Ran | list[Outcome] | None] = Queue(maxsize=8)
@@ -99,13 +95,13 @@ class Loop:
                 with self.counters.stage("take"):
                     window = drain(self._source.take, self._bounds, self._batch.max_wait_ms / 1000)
                 reached = True
-                self._reached_redis()
+                self._storing.reached_redis()
                 with self._redelivered_on_error(window):
                     batches = self._prepare(window)
             except BrokerUnavailable as error:
                 if not reached and not error.retryable:
                     raise
-                self._wait_for_redis(error)
+                self._storing.wait_for_redis(error)
                 self._source.recover()  # a lost reply leaves entries under our name
             except Exception:  # noqa: BLE001 - a worker that stops answers nobody
                 logger().exception("take_failed")
@@ -118,7 +114,7 @@ class Loop:
                 self._planned.put(batches)
             else:
                 self._slots.release()
-            if any(job.delivery.deliveries > 1 for batch in batches for job in batch.jobs):
+            if any(job.delivery.suspect for batch in batches for job in batch.jobs):
                 self._wait_until_idle()  # if it kills this process, nothing else is to blame
 
     def _is_idle(self) -> bool:
@@ -137,9 +133,8 @@ class Loop:
         jobs, refused = self._judge.read(window)
         jobs, known = self._share(jobs)
         refused += known
-        # What was delivered before may have killed its worker, so it runs alone.
-        suspects = [[job] for job in jobs if job.delivery.deliveries > 1]
-        fresh = [job for job in jobs if job.delivery.deliveries == 1]
+        suspects = [[job] for job in jobs if job.delivery.suspect]
+        fresh = [job for job in jobs if not job.delivery.suspect]
         batches: list[Batch] = []
         for group in [*suspects, fresh]:
             with self.counters.stage("encode"):
@@ -171,7 +166,8 @@ class Loop:
             return []
         started = time.perf_counter()
         try:
-            items = self._task.encode([job.body for job in jobs])
+            with self._exposing(jobs):
+                items = self._task.encode([job.body for job in jobs])
         except Exception as error:  # noqa: BLE001 - one request is to blame: find it by going one by one
             if len(jobs) > 1:
                 return [item for job in jobs for item in self._encode([job])]
@@ -209,7 +205,7 @@ class Loop:
         with self._redelivered_on_error([job.delivery for job in everyone(batch.jobs)]):
             for ran in self._run_on_time(batch):
                 with self.counters.stage("finish"):
-                    self._finish(self._outcomes(ran))
+                    self._storing.store(self._outcomes(ran))
 
     def _run_on_time(self, batch: Batch) -> Iterator[Ran | list[Outcome]]:
         jobs, late = part_late(batch.jobs)
@@ -225,7 +221,7 @@ class Loop:
         started, started_ms = time.perf_counter(), time.time() * 1000
         outputs, message, passes = None, "", False
         try:
-            with self._vitals.batch(), self.counters.stage("run"):
+            with self._exposing(batch.jobs), self._vitals.batch(), self.counters.stage("run"):
                 outputs = self._engine.run(batch.inputs)
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to its batch
             message, passes = str(error), may_pass(error)
@@ -255,7 +251,7 @@ class Loop:
                         break
                     ran = self._ran.get()
                 with self._redelivered_on_error([outcome.delivery for outcome in outcomes]):
-                    self._finish(outcomes)
+                    self._storing.store(outcomes)
             more = ran is not None
 
     def _outcomes(self, ran: Ran | list[Outcome]) -> list[Outcome]:
@@ -267,7 +263,8 @@ class Loop:
             return self._failures(ran)
         self._vitals.ran(ran.run)
         items = [job.item for job in ran.jobs]
-        values = self._task.decode(ran.outputs, items)
+        with self._exposing(ran.jobs):
+            values = self._task.decode(ran.outputs, items)
         self.counters.add(
             batches=1,
             tokens=sum(item.length for item in items),
@@ -275,7 +272,8 @@ class Loop:
             engine_us=round(ran.run.run_ms * 1000),
         )
         if self._sharing.answers.on:
-            values = [self._sharing.keep(*pair) for pair in zip(ran.jobs, values, strict=True)]
+            for job, value in zip(ran.jobs, values, strict=True):
+                self._sharing.keep(job, value)
         return [
             self._judge.failed(each, value.code, value.message)
             if isinstance(value, ItemError)
@@ -297,57 +295,10 @@ class Loop:
                 self._source.release([job.delivery], retry_in_s)
         return outcomes
 
-    def _finish(self, outcomes: Sequence[Outcome], *, substituted: bool = False) -> None:
-        """Store results, however long Redis is away: what ran is not thrown away.
-
-        What Redis refuses is stored one by one, and the one that it refuses alone as an error.
-        """
-        if not outcomes:
-            return
-        if len(outcomes) > FINISHED_AT_MOST:
-            for start in range(0, len(outcomes), FINISHED_TOGETHER):
-                self._finish(outcomes[start : start + FINISHED_TOGETHER])
-            return
-        give_up, refusals = None, 0
-        while True:
-            try:
-                finished = self._source.finish(outcomes)
-                break
-            except BrokerUnavailable as error:
-                # Too large a command is often not answered, its connection just ends: while Redis is there
-                # all the time, and only this fails again and again, it is a refusal.
-                waits = error.denied or error.unwilling or not self._source.reachable()
-                refusals = 0 if waits else refusals + 1
-                if refusals >= REFUSALS and not substituted:
-                    for outcome in outcomes:
-                        single = [outcome] if len(outcomes) > 1 else [self._judge.not_stored(outcome, error)]
-                        self._finish(single, substituted=len(outcomes) == 1)
-                    return
-                if self._stop.is_set():
-                    give_up = give_up or time.monotonic() + LAST_TRY_S
-                    if self._gave_up or time.monotonic() > give_up:
-                        self._gave_up = True
-                        logger().error("results_not_stored", requests=len(outcomes), error=str(error))
-                        return  # the entries stay pending: another worker takes them over
-                self._wait_for_redis(error)
-        self._reached_redis()
-        self._vitals.finished(outcomes)
-        failed = sum(1 for outcome in outcomes if outcome.result is None or not outcome.result.ok)
-        self.counters.add(requests=finished, errors=failed, dropped=len(outcomes) - finished)
-
     # All three
 
-    def _reached_redis(self) -> None:
-        self._outage = ""
-        self._vitals.redis_up = True
-
-    def _wait_for_redis(self, error: BrokerUnavailable) -> None:
-        self._vitals.redis_up = False
-        self._vitals.move()  # it is not the loop that hangs
-        if self._outage != str(error):  # once for each outage
-            self._outage = str(error)
-            logger().warning("redis_unavailable", error=self._outage)
-        time.sleep(BACKOFF_S[1] if error.denied else BACKOFF_S[0])
+    def _exposing(self, jobs: Iterable[Job]) -> AbstractContextManager[None]:
+        return self._source.exposing(job.delivery for job in everyone(jobs))
 
     @contextmanager
     def _redelivered_on_error(self, deliveries: Sequence[Delivery]) -> Iterator[None]:
@@ -358,6 +309,7 @@ class Loop:
         try:
             yield
         except BaseException as error:  # noqa: BLE001 - a panic of the tokenizer is no Exception
-            logger().error("window_failed", requests=len(deliveries), exc_info=error)
+            ids = [each.fields.get(b"id", b"").decode("utf-8", "replace") for each in deliveries[:LOGGED_IDS]]
+            logger().error("window_failed", requests=len(deliveries), ids=ids, exc_info=error)
             self._source.release(deliveries)
             time.sleep(BACKOFF_S[0])  # an error that comes at once must not fill the log

@@ -22,6 +22,10 @@ _STAGE_CPU: Final = "_cpu_us"  # a counter of this ending is a stage's
 
 _COUNTERS: Final = {  # counter -> its name and help; any other is shown under its own name
     "dropped": ("dropped", "Requests whose result was not needed: answered elsewhere first, or cancelled."),
+    "retries": ("retries", "Attempts that failed and may pass: the request waits for the next one."),
+    "deduplicated": ("deduplicated", "Requests that got the answer of an equal one in their window."),
+    "cache_hits": ("cache_hits", "Requests whose answer was kept from an earlier one."),
+    "cache_misses": ("cache_misses", "Requests whose answer was not kept, where any are."),
     "batches": ("batches", "Batches that the engine ran."),
     "tokens": ("tokens", "Tokens in batches, without padding."),
     "padded_tokens": ("padded_tokens", "Tokens in batches, with padding: what the engine computed."),

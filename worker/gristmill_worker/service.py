@@ -17,6 +17,7 @@ from gristmill import console
 from gristmill.core import process_name
 from gristmill.errors import BrokerUnavailable, ExitCode
 from gristmill_worker.batching.sizing import Sizing
+from gristmill_worker.depths import Reader, open_streams
 from gristmill_worker.engines.base import Engine
 from gristmill_worker.jobs import Judge
 from gristmill_worker.loading import load_model
@@ -54,6 +55,7 @@ def serve(
     settings: Settings,
     open_source: Callable[[Settings, str], ServedSource] = stream_source,
     ready: Callable[[Provide], None] = lambda _: None,
+    open_reader: Callable[[str], Reader] = open_streams,
 ) -> ExitCode:
     """Serve the queue until a signal: the first drains, a second ends the process at once.
 
@@ -68,7 +70,7 @@ def serve(
     name = settings.name or process_name()
     batch, timeout_s = settings.batch, settings.batch_timeout_s
     vitals = Vitals(name, settings.queue, max_wait_s=batch.max_wait_ms / 1000, batch_timeout_s=timeout_s)
-    shown = _show(settings, vitals)
+    shown = _show(settings, vitals, open_reader)
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
     loaded = load_model(settings)
@@ -110,14 +112,15 @@ def serve(
     return ExitCode.OK
 
 
-def _show(settings: Settings, vitals: Vitals) -> ExitStack:
+def _show(settings: Settings, vitals: Vitals, open_reader: Callable[[str], Reader]) -> ExitStack:
     """Serve /metrics and the probes where that is wanted; to be closed at the end."""
     shown = ExitStack()
     if settings.metrics is not None:
         with console.needs_extra("worker"):
             from gristmill_worker import health  # noqa: PLC0415 - the library, for who wants it
 
-        shown.enter_context(health.serve(settings.metrics, lambda: [vitals.snapshot()], settings.redis))
+        server = health.serve(settings.metrics, lambda: [vitals.snapshot()], settings.redis, open_reader)
+        shown.enter_context(server)
     return shown
 
 

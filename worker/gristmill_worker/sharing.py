@@ -96,7 +96,7 @@ class Sharing:
                 if (answer := self.answers.get(job.digest)) is not None:
                     parted.known.append((job, answer))
                     continue
-            first = firsts.setdefault(key, job) if job.delivery.deliveries == 1 else job
+            first = firsts.setdefault(key, job) if not job.delivery.suspect else job
             if first is job:
                 parted.to_run.append(job)
             else:
@@ -104,15 +104,13 @@ class Sharing:
                 parted.twins += 1
         return parted
 
-    def keep(self, job: Job, value: Any) -> Any:
-        """Keep the answer to a job, and return it as it is to be written into results; not an error."""
+    def keep(self, job: Job, value: Any) -> None:
+        """Keep the answer to a job, unless it is an error."""
         if isinstance(value, ItemError):
-            return value
+            return
         # orjson's bytes stay in its buffer of 4 KiB or more: only a copy takes no more room than it needs.
         json = bytes(memoryview(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)))
-        answer = Answer(json, job.item.length, job.item.truncated)
-        self.answers.put(job.digest, answer)
-        return answer.value
+        self.answers.put(job.digest, Answer(json, job.item.length, job.item.truncated))
 
 
 def _key(job: Job) -> bytes:

@@ -22,7 +22,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import AttributeValue
 
-from gristmill_worker.jobs import Job, Ran
+from gristmill_worker.jobs import Job, Ran, everyone
 from gristmill_worker.telemetry import logger
 
 _GROUP: Final = "opentelemetry_traces_exporter"  # of entry points: how its packages offer exporters
@@ -53,7 +53,7 @@ class Spans:
     def ran(self, ran: Ran) -> None:
         """Make a span of the batch, linked to each traced request, and one in each such request's trace."""
         try:
-            traced = [(job, context) for job in ran.jobs if (context := _sampled(job))]
+            traced = [(job, context) for job in everyone(ran.jobs) if (context := _sampled(job))]
             if traced:
                 self._record(ran, traced)
         except Exception:  # noqa: BLE001 - no request may suffer from being watched

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from gristmill_worker.jobs import Ran
+from gristmill_worker.jobs import Ran, everyone
 from gristmill_worker.telemetry import logger
 
 
@@ -64,7 +64,7 @@ class _BatchLog:
     def __call__(self, ran: Ran) -> None:
         self._number += 1
         run = ran.run
-        ids = [job.request.id for job in ran.jobs]
+        ids = [job.request.id for job in everyone(ran.jobs)]
         logger().debug(
             "batch_done", batch=self._number, size=run.size, shape=run.shape, run_ms=run.run_ms, ids=ids
         )

@@ -108,11 +108,12 @@ class Vitals:
 
     def finished(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes that are stored now."""
-        now_ms = time.time() * 1000
+        now_s = time.time()
         results = [outcome.result for outcome in outcomes if outcome.result and not outcome.reason]
         statuses = [result.status for result in results]
-        queued = [result.timing_ms["queued"] / 1000 for result in results if "queued" in result.timing_ms]
-        latencies = [(now_ms - outcome.delivery.enqueued_ms) / 1000 for outcome in outcomes]
+        timings = [result.timing_ms for result in results if result.timing_ms]
+        queued = [timing["queued"] / 1000 for timing in timings if "queued" in timing]
+        latencies = [now_s - outcome.delivery.enqueued_ms / 1000 for outcome in outcomes]
         with self._lock:
             self._add("request_s", latencies)
             self._add("queued_s", queued)

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.bulk.score import OnProgress, Summary
+from gristmill.bulk.summary import OnProgress, Summary
 
 REFRESH_S: Final = 0.1
 PREVIEW_CHARS: Final = 60  # of one cell
@@ -53,7 +53,7 @@ def progress_bar(console: Console) -> Iterator[OnProgress]:
         now = time.monotonic()
         if now - shown_at >= REFRESH_S:
             shown_at = now
-            rate = summary.per_second(summary.rows)
+            rate = summary.rows_per_second()
             progress.update(
                 task, total=summary.size_bytes, completed=summary.position, rows=summary.rows, rate=rate
             )
@@ -63,21 +63,36 @@ def progress_bar(console: Console) -> Iterator[OnProgress]:
         yield show
 
 
-def print_summary(console: Console, summary: Summary, out: Path) -> None:
-    """Print what a finished run did, as a few aligned lines."""
+def print_summary(
+    console: Console,
+    summary: Summary,
+    out: str,
+    *,
+    rejects: Path | None = None,
+    cost_per_hour: float | None = None,
+) -> None:
+    """Print what a finished run did, as a few aligned lines; ``cost_per_hour`` is of all machines."""
     errors = ", ".join(f"{count:,} {code}" for code, count in summary.errors.most_common())
     p50, p99 = summary.latencies.percentile(50), summary.latencies.percentile(99)
     lines = {
-        "rows": f"{summary.rows:,} in {summary.seconds:,.1f} s",
+        "rows": f"{summary.rows:,} in {summary.total_s:,.1f} s",
         "errors": f"{summary.failed:,} ({errors})" if errors else "0",
-        "rate": f"{summary.per_second(summary.rows):,.0f} rows/s, "
-        f"{summary.per_second(summary.tokens):,.0f} tokens/s",
+        "rate": f"{summary.rows_per_second():,.0f} rows/s, {summary.tokens_per_second():,.0f} tokens/s",
     }
+    if summary.resumed:
+        lines["rows"] += f", {summary.resumed:,} of them before this run"
     if p50 is not None and p99 is not None:
         lines["latency"] = f"p50 {p50:,.0f} ms, p99 {p99:,.0f} ms (queued to scored)"
+    if cost_per_hour is not None and summary.rows:
+        cost = cost_per_hour * summary.total_s / 3600
+        lines["cost"] = f"{cost:,.4g}, {cost / summary.rows * 1e6:,.4g} per million rows"
+        if summary.tokens:
+            lines["cost"] += f", {cost / summary.tokens * 1e6:,.4g} per million tokens"
     if summary.truncated:
         lines["truncated"] = f"{summary.truncated:,} texts were cut to the model's length"
-    lines["output"] = str(out)
+    if rejects is not None and summary.failed:
+        lines["rejects"] = str(rejects)
+    lines["output"] = out
     for name, value in lines.items():
         console.out(f"{name:<10}{value}", highlight=False)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from gristmill.bulk.readers import file_format, open_reader
+from gristmill.bulk.source import open_rows
 from gristmill.errors import InputFileError, InvalidRequestError
 from gristmill_worker.batching.cost_table import cost_key
 from gristmill_worker.batching.costs import costs_for, measured_speed
@@ -169,7 +169,7 @@ def read_texts(path: Path | None, column: str | None) -> list[str]:
     if path is None or column is None:
         return list(documentation())
     try:
-        with open_reader(path, file_format(path)) as reader:
+        with open_rows(path) as reader:
             texts = [text for row in islice(reader, MOST_ROWS) if (text := row.text(column)).strip()]
     except InvalidRequestError as error:
         raise InputFileError(f"{path}: {error}") from error

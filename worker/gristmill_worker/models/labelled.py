@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from gristmill.bulk.readers import MAX_FIELD_CHARS, file_format, open_reader
+from gristmill.bulk.readers import MAX_FIELD_CHARS
+from gristmill.bulk.source import open_rows
 from gristmill.errors import InputFileError, InvalidRequestError
 from gristmill.wire import json_type
 
@@ -74,7 +75,7 @@ def read_pairs(path: Path, columns: tuple[str, str], score_column: str) -> Score
 
 def column_texts(path: Path, column: str, rows: int) -> Iterator[str | None]:
     """Yield the text in a column of the first ``rows`` rows; None for a row without one."""
-    with open_reader(path, file_format(path)) as reader:
+    with open_rows(path) as reader:
         for row in islice(reader, rows):
             try:
                 yield row.text(column)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gristmill.driver import Connections
@@ -13,18 +14,30 @@ from gristmill.wire import Result
 
 @dataclass(slots=True)
 class Delivery:
-    """One entry as it was delivered; ``deliveries`` counts this one. A cancelled one is not to run."""
+    """One entry as it was delivered; ``deliveries`` counts this one. A cancelled one is not to run.
+
+    A ``calm`` one was in no native code when the worker died that had it before.
+    """
 
     entry_id: bytes
     fields: Mapping[bytes, bytes]
     deliveries: int
     priority: str = DEFAULT
     cancelled: bool = False
+    calm: bool = False
+    _enqueued_ms: int = field(default=-1, init=False, repr=False, compare=False)  # -1: not read yet
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may have ended a worker, and so is to run alone."""
+        return self.deliveries > 1 and not self.calm
 
     @property
     def enqueued_ms(self) -> int:
         """Unix time of its arrival in the queue, by Redis's clock."""
-        return int(self.entry_id.partition(b"-")[0])
+        if self._enqueued_ms < 0:  # it is asked for several times
+            self._enqueued_ms = int(self.entry_id.partition(b"-")[0])
+        return self._enqueued_ms
 
 
 @dataclass(slots=True)
@@ -58,6 +71,10 @@ class Source(Protocol):
 
         With ``after_s`` they stay this worker's for so many seconds more before that.
         """
+        ...
+
+    def exposing(self, deliveries: Iterable[Delivery]) -> AbstractContextManager[None]:
+        """Note that ``deliveries`` are in native code while the block runs: suspects if it crashes."""
         ...
 
     def reachable(self) -> bool:

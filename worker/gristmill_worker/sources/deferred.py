@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count
 from typing import Final
 
@@ -27,8 +28,7 @@ class Deferred:
         due = time.monotonic() + after_s
         with self._lock:
             for each in deliveries:
-                named = Delivery(each.entry_id, {}, each.deliveries, each.priority)
-                heapq.heappush(self._waiting, (due, next(self._number), named))
+                heapq.heappush(self._waiting, (due, next(self._number), replace(each, fields={})))
 
     def pop(self) -> list[Delivery]:
         """Return one whose time has come, or nothing."""

@@ -9,9 +9,12 @@ from typing import Final
 from gristmill import keys
 from gristmill.driver import Connections
 from gristmill_worker.sources.base import Delivery
+from gristmill_worker.sources.black_box import Entry
 from gristmill_worker.sources.reading import delivery
+from gristmill_worker.sources.takeover import Claimed
 
 MOST_PENDING: Final = 100_000  # entries under one name
+CALM_DELIVERIES: Final = 2  # who saw more than one worker die runs alone whatever is known of it
 
 
 class Leases:
@@ -24,6 +27,7 @@ class Leases:
         self._recover = True  # a restarted worker may have entries under its name
         # By priority, as two streams may give the same entry ID.
         self._in_flight: dict[str, set[bytes]] = {priority: set() for priority in self._streams}
+        self._calm: list[Entry] = []  # taken over, and not yet delivered
         self._lock = threading.Lock()
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
@@ -48,8 +52,19 @@ class Leases:
         """Let the next :meth:`own` look for entries under this name that are not being worked on."""
         self._recover = True
 
-    def own(self) -> list[Delivery]:
-        """Take one entry under this name that is not being worked on; this counts as a delivery."""
+    def inherit(self, claimed: Claimed) -> None:
+        """Let the next :meth:`own` find what was taken over."""
+        self._recover = True
+        self._calm += claimed.calm
+
+    def own(self, count: int) -> list[Delivery]:
+        """Take entries under this name that are not being worked on; this counts as a delivery.
+
+        One that may have ended its worker comes alone, of the others up to ``count`` together.
+        """
+        while self._calm:
+            if resumed := self._resume(count):
+                return resumed
         if not self._recover:
             return []
         self._recover = False  # first: another thread may set it again meanwhile
@@ -58,6 +73,18 @@ class Leases:
             found = found or self._oldest(priority)
         self._recover = self._recover or bool(found)
         return found
+
+    def _resume(self, count: int) -> list[Delivery]:
+        """Take the first of the calm ones; nothing if all of these were finished or deleted meanwhile."""
+        priority = self._calm[0][0]
+        some = [entry for entry in self._calm if entry[0] == priority][:count]
+        args = [keys.GROUP, self._worker, *(entry_id for _, entry_id in some)]
+        found = self._redis.run("resume", [self._streams[priority]], args)
+        self._calm = [entry for entry in self._calm if entry not in set(some)]
+        deliveries = [delivery((entry_id, fields), int(times), priority) for entry_id, fields, times in found]
+        for each in deliveries:
+            each.calm = each.deliveries <= CALM_DELIVERIES
+        return deliveries
 
     def _oldest(self, priority: str) -> list[Delivery]:
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from gristmill.driver import ERRORS, Connections, open_pool, translate
 from gristmill.errors import BrokerUnavailable
 from gristmill_worker import process
 from gristmill_worker.sources.base import Delivery, Outcome
+from gristmill_worker.sources.black_box import BlackBox
 from gristmill_worker.sources.deferred import Deferred
 from gristmill_worker.sources.leases import Leases
 from gristmill_worker.sources.reading import Reader, pause_for
@@ -45,6 +46,7 @@ class StreamSource:
         self._leases = Leases(self._redis, queue, worker)
         self._takeover = Takeover(queue, worker, lease_s)
         self._deferred = Deferred()
+        self._black_box = BlackBox()
         self._resumed = False  # the last window began with a deferred entry
         self._ready = False  # the groups exist
 
@@ -52,7 +54,8 @@ class StreamSource:
         """Return one entry that was delivered before, or else up to ``count`` new ones.
 
         What was delivered before may have killed its worker, so it comes alone, and its delivery is counted
-        only now: its neighbours in a dead worker's window keep their counts.
+        only now: its neighbours in a dead worker's window keep their counts. Those of which it is known that
+        they were in no native code then come together.
         """
         if block_s > 0:  # a window begins
             self._resume()
@@ -60,10 +63,10 @@ class StreamSource:
         with self._translated():
             self._prepare()
             paused = self._reader.paused() or self._deferred.full()
-            found = self._leases.own()
-            if not found and not paused and self._takeover.claim(self._redis):
-                self._leases.recover()
-                found = self._leases.own()
+            found = self._leases.own(count)
+            if not found and not paused and (claimed := self._takeover.claim(self._redis)).some:
+                self._leases.inherit(claimed)
+                found = self._leases.own(count)
             found = self._reader.mark(found)
             if not found and not paused:
                 found = self._reader.take(count, block_s)
@@ -126,6 +129,10 @@ class StreamSource:
         if due:
             self.release(due)
 
+    def exposing(self, deliveries: Iterable[Delivery]) -> AbstractContextManager[None]:
+        """See :meth:`~gristmill_worker.sources.base.Source.exposing`."""
+        return self._black_box.exposing(deliveries)
+
     def reachable(self) -> bool:
         """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
         try:
@@ -161,9 +168,10 @@ class StreamSource:
         try:
             self._redis.run("leave", names, [keys.GROUP, self._worker, FORGOTTEN_MS])
         except ERRORS:
-            pass  # it expires by itself
+            pass  # it expires by itself; what is still in flight is found by its process's end
         finally:
             self._redis.close()
+            self._black_box.close()
 
     def _prepare(self) -> None:
         if self._ready:
@@ -197,7 +205,7 @@ class StreamSource:
             # What an earlier read or a lost reply gave is under this name; and where another server answers
             # next, so may be what was finished on this one.
             self._leases.recover()
-            if str(error).startswith("NOGROUP"):
+            if "NOGROUP" in str(error):  # Redis 6.2 puts more before an error in a script
                 self._ready = False  # Redis came back without its data, or was too full for the group
                 raise BrokerUnavailable(str(translate(error, self._url))) from error
             raise translate(error, self._url) from error

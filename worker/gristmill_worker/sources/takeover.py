@@ -7,16 +7,29 @@ their entries are taken over once they were not renewed for a lease.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gristmill import keys
 from gristmill.driver import Connections
 from gristmill_worker import process
+from gristmill_worker.sources import black_box
+from gristmill_worker.sources.black_box import Entry
 from gristmill_worker.telemetry import logger
 
 LOOK_S: Final = 0.25
-INHERITED: Final = 16  # entries at a time: each runs alone, and others want to help
+SUSPECTS: Final = 16  # entries at a time where each runs alone: others want to help
+TOGETHER: Final = 256  # where it is known what was in native code
 RECLAIMED: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Whether entries were taken over; ``calm`` ones need not run alone."""
+
+    some: bool
+    calm: Sequence[Entry] = ()
 
 
 class Takeover:
@@ -45,18 +58,30 @@ class Takeover:
         for name in self._dead.keys() - known.keys():
             logger().warning("worker_died", worker=name.decode("utf-8", "replace"))
 
-    def claim(self, redis: Connections) -> bool:
-        """Make some of the entries that may be taken over this worker's own; says whether there were any."""
+    def claim(self, redis: Connections) -> Claimed:
+        """Make some of the entries that may be taken over this worker's own."""
         for name, its_process in list(self._dead.items()):
-            if self._inherit(redis, name, its_process):
-                return True
+            claimed = self._inherit(redis, name, its_process)
+            if claimed.some:
+                return claimed
             self._dead.pop(name, None)
-        return time.monotonic() >= self._scan_at and self._scan(redis)
+        return Claimed(time.monotonic() >= self._scan_at and self._scan(redis))
 
-    def _inherit(self, redis: Connections, name: bytes, its_process: bytes) -> bool:
+    def _inherit(self, redis: Connections, name: bytes, its_process: bytes) -> Claimed:
+        """Take over what a dead process of this host had."""
+        itself = its_process.decode("utf-8", "replace")
+        exposed = black_box.read(itself)
         heartbeat = keys.worker(self._queue, name.decode("utf-8", "replace"))
-        args = [keys.GROUP, self._worker, name, its_process, INHERITED]
-        return bool(redis.run("inherit", [self._processes, heartbeat, *self._streams], args))
+        most = SUSPECTS if exposed is None else TOGETHER
+        args = [keys.GROUP, self._worker, name, its_process, most]
+        found = redis.run("inherit", [self._processes, heartbeat, *self._streams], args)
+        if not found:
+            black_box.remove(itself)
+            return Claimed(some=False)
+        priority = keys.PRIORITIES[found[0] - 1]
+        entries = [(priority, entry_id) for entry_id in found[1]]
+        calm = [] if exposed is None else [entry for entry in entries if entry not in exposed]
+        return Claimed(some=True, calm=calm)
 
     def _scan(self, redis: Connections) -> bool:
         scan_at = time.monotonic() + self._lease_s / 3

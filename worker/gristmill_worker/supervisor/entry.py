@@ -15,6 +15,7 @@ from gristmill_worker.memory import memory_mb
 from gristmill_worker.service import Provide, keep_to, serve
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.channel import Channel
+from gristmill_worker.telemetry import logger
 
 REPORT_S: Final = 1.0
 MEMORY_EVERY: Final = 10  # reports
@@ -60,6 +61,8 @@ class Reporter:
                 self._channel.send(snapshot=provide(), **memory)
             except OSError:
                 return  # the other thread sees it too
+            except Exception:  # noqa: BLE001 - who falls silent is ended
+                logger().exception("report_failed")
 
 
 def main() -> int:

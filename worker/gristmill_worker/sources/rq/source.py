@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Final
 
 from redis import ConnectionPool
@@ -163,6 +163,10 @@ class RqSource:
     def release(self, deliveries: Sequence[Delivery], after_s: float = 0.0) -> None:  # noqa: ARG002
         """See :meth:`~gristmill_worker.sources.base.Source.release`; pauses are RQ's affair."""
         self._holding.give_up([_own(each).entry for each in deliveries])
+
+    def exposing(self, deliveries: Iterable[Delivery]) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Keep no note: what a dead worker held runs again job by job."""
+        return nullcontext()
 
     def reachable(self) -> bool:
         """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
