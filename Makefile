@@ -17,9 +17,12 @@ TOOLS := .tools
 PROMETHEUS := $(if $(shell command -v prometheus),,$(if $(shell command -v apt-get),$(TOOLS)/usr/bin/prometheus))
 APT := apt-get -q -o Dir::State::lists=lists -o Dir::Cache=cache
 
+# The Node.js recipe, run by the node of a wheel.
+NODE_REDIS := $(TOOLS)/node_modules/redis
+
 .PHONY: demo test lint format bench engines soak machine chaos rq-ratio bulk-chaos bulk-memory clean
 
-test: $(VENV)/dev $(DEEPSPARSE) $(PROMETHEUS)
+test: $(VENV)/dev $(DEEPSPARSE) $(PROMETHEUS) $(NODE_REDIS)
 	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/dev
@@ -92,6 +95,10 @@ $(TOOLS)/usr/bin/prometheus:
 	mkdir -p $(TOOLS)/lists/partial $(TOOLS)/cache/archives/partial
 	cd $(TOOLS) && { apt-get -q download prometheus || { $(APT) update && $(APT) download prometheus; } } \
 	  && dpkg-deb -x prometheus_*.deb . || echo "Prometheus cannot be fetched: its tests will be skipped"
+
+$(NODE_REDIS): $(VENV)/dev
+	$(VENV)/bin/npm install --prefix $(TOOLS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts redis@6.3.1
+	touch $@
 
 $(VENV)/dev: EXTRAS := dev
 $(DEMO)/venv/demo: EXTRAS := worker,models,embedded

@@ -1,10 +1,12 @@
 """The asyncio client: the same behaviour from one event loop."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from conftest import Server, Workers
 from gristmill import AsyncClient, BrokerUnavailable, InvalidRequestError, QueueFull, ResultTimeout
@@ -37,6 +39,31 @@ def test_every_call_answers(redis_url: str, workers: Workers, queue: str, tiny_c
         assert [worker["name"] for worker in await client.workers(queue)] == ["w0"]
 
     use(redis_url, body)
+
+
+def test_a_forked_process_reads_a_reply_stream_of_its_own(
+    redis_url: str, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    workers.start(tiny_classifier)
+    client = AsyncClient(redis_url)  # made before the fork, as by a server that loads its app first
+
+    async def score() -> None:
+        assert await client.score(queue, TEXTS[0])
+        await client.close()
+
+    children = []
+    for _ in range(2):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                asyncio.run(score())
+            finally:
+                os._exit(0)
+    for child in children:
+        os.waitpid(child, 0)
+    asyncio.run(score())
+    streams = {str(key).split("-")[-2] for key in redis.keys(f"*{queue}*:reply:*")}
+    assert streams == {str(pid) for pid in [os.getpid(), *children]}
 
 
 def test_hundreds_of_coroutines_wait_on_one_reply_stream(

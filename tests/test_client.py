@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -357,22 +359,40 @@ def test_a_refused_login_is_reported_at_once(own_redis: Server) -> None:
 
 
 def test_a_forked_process_gets_its_own_results(
-    client: Client, workers: Workers, queue: str, tiny_classifier: Path, tmp_path: Path
+    client: Client, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path, tmp_path: Path
 ) -> None:
     workers.start(tiny_classifier)
     assert client.score(queue, TEXTS[0])  # connections and a reply stream of the parent's exist
     report = tmp_path / "report"
+
+    def score_from_threads() -> None:
+        sys.setswitchinterval(1e-6)
+        together = threading.Barrier(16)  # all at once are the first to notice the fork
+
+        def score(text: str) -> str:
+            together.wait()
+            request_id = client.submit(queue, text)
+            assert client.score(queue, text)
+            return request_id.reply or ""
+
+        with ThreadPoolExecutor(16) as threads:
+            names = set(threads.map(score, TEXTS * 4))
+        report.write_text(json.dumps([*names]))
+
     child = os.fork()
     if child == 0:
         try:
-            answers = [client.score(queue, text) for text in TEXTS]
-            report.write_text(json.dumps([client._core.pid == os.getpid(), len(answers)]))
+            score_from_threads()
         finally:
             os._exit(0)
     mine = [client.score(queue, text) for text in TEXTS * 5]
     os.waitpid(child, 0)
     assert len(mine) == 20
-    assert json.loads(report.read_text()) == [True, 4]
+    # One reply stream for each process.
+    [name] = json.loads(report.read_text())
+    assert f"-{child}-" in name
+    assert redis.keys(f"*{queue}*:reply:*{name}")
+    assert len(redis.keys(f"*{queue}*:reply:*")) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -33,13 +33,18 @@ class AsyncClient:
         retry_s: float = 30.0,
     ) -> None:
         self._url = url
-        self._core = Core(max_length=max_length, max_body_bytes=max_body_bytes, retry_s=retry_s)
+        self._made = Core(max_length=max_length, max_body_bytes=max_body_bytes, retry_s=retry_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connect()
 
     def _connect(self) -> None:
         self._redis = AsyncConnections(self._url)
         self._reading: dict[str, asyncio.Future[None]] = {}  # by queue, done when its reader is back
+
+    @property
+    def _core(self) -> Core:
+        self._check_process()
+        return self._made
 
     async def __aenter__(self) -> Self:
         return self
@@ -111,7 +116,6 @@ class AsyncClient:
         **keywords: Unpack[StreamKeywords],
     ) -> AsyncIterator[tuple[int, Result]]:
         """See :meth:`gristmill.Client.stream`; ``items`` is iterated in the event loop's thread."""
-        self._check_process()
         stream = Stream(self._core, queue, items, ordered=ordered, **keywords)
         with closing(stream):
             while batch := await self._run(stream.step()):
@@ -164,8 +168,8 @@ class AsyncClient:
 
     def _check_process(self) -> None:
         loop = asyncio.get_running_loop()
-        if (fresh := self._core.forked()) is not None:
-            self._core = fresh
+        if (fresh := self._made.forked()) is not None:
+            self._made = fresh
             self._connect()
         elif self._loop not in {None, loop}:  # connections belong to the loop that made them
             self._connect()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any, Self, Unpack
 
 from gristmill import control
@@ -16,6 +18,16 @@ from gristmill.driver import ERRORS, Connections, translate
 from gristmill.ops import Command, Op, Read, Script, Sleep, Steps, T
 from gristmill.stream import Stream, StreamKeywords
 from gristmill.wire import MAX_BODY_BYTES, Result
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What one process has of a client: a fork shares none of it with its parent."""
+
+    core: Core
+    redis: Connections
+    reader: threading.Condition = field(default_factory=threading.Condition)
+    reading: set[str] = field(default_factory=set)  # queues whose reply stream some thread reads now
 
 
 class Client:
@@ -35,13 +47,26 @@ class Client:
         retry_s: float = 30.0,
     ) -> None:
         self._url = url
-        self._core = Core(max_length=max_length, max_body_bytes=max_body_bytes, retry_s=retry_s)
-        self._connect()
+        self._first = Core(max_length=max_length, max_body_bytes=max_body_bytes, retry_s=retry_s)
+        self._processes: dict[int, _Process] = {}
+        self._here()  # a URL that cannot be used is refused now
 
-    def _connect(self) -> None:
-        self._redis = Connections(self._url)
-        self._reader = threading.Condition()
-        self._reading: set[str] = set()  # queues whose reply stream somebody reads now
+    def _here(self) -> _Process:
+        """Return this process's part; the first call after a fork makes it."""
+        pid = os.getpid()
+        if (found := self._processes.get(pid)) is None:
+            fresh = _Process(self._first.forked() or self._first, Connections(self._url))
+            # Several threads may get here: setdefault gives all of them the same one, in one step, or some
+            # would use the parent's sockets. A lock would not do: a thread of the parent may have held it.
+            found = self._processes.setdefault(pid, fresh)
+            for other in [*self._processes]:
+                if other != pid:
+                    self._processes.pop(other, None)
+        return found
+
+    @property
+    def _core(self) -> Core:
+        return self._here().core
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +76,7 @@ class Client:
 
     def close(self) -> None:
         """Close all connections. Requests that were submitted stay submitted."""
-        self._redis.close()
+        self._here().redis.close()
 
     def submit(
         self,
@@ -128,7 +153,6 @@ class Client:
         An item that cannot be submitted comes back as an error result in its place. ``keywords`` are
         described at :class:`~gristmill.stream.StreamKeywords`.
         """
-        self._check_process()
         stream = Stream(self._core, queue, items, ordered=ordered, **keywords)
         return self._iterate(stream)
 
@@ -198,19 +222,14 @@ class Client:
         """Set how many requests the queue takes, for all its clients; None: each client's own bound."""
         self._run(control.set_limit(self._core, queue, max_length))
 
-    def _check_process(self) -> None:
-        if (fresh := self._core.forked()) is not None:
-            self._core = fresh
-            self._connect()
-
     def _run(self, steps: Steps[T]) -> T:
         """Carry out what a core generator asks for."""
-        self._check_process()
+        here = self._here()
         try:
             op = next(steps)
             while True:
                 try:
-                    reply = self._do(op)
+                    reply = self._do(here, op)
                 except ERRORS as error:
                     op = steps.throw(translate(error, self._url))
                 else:
@@ -219,28 +238,28 @@ class Client:
             value: T = stop.value
             return value
 
-    def _do(self, op: Op) -> Any:
+    def _do(self, here: _Process, op: Op) -> Any:
         match op:
             case Command(args):
-                return self._redis.call(*args)
+                return here.redis.call(*args)
             case Script(name, keys, args):
-                return self._redis.run(name, keys, args)
+                return here.redis.run(name, keys, args)
             case Read():
-                return self._read(op)
+                return self._read(here, op)
             case Sleep(seconds):
                 return time.sleep(seconds)
 
-    def _read(self, op: Read) -> None:
-        with self._reader:
+    def _read(self, here: _Process, op: Read) -> None:
+        with here.reader:
             if op.mailbox.version != op.seen:
                 return
-            if op.mailbox.queue in self._reading:  # another thread reads for all
-                self._reader.wait(op.block_ms / 1000)
+            if op.mailbox.queue in here.reading:  # another thread reads for all
+                here.reader.wait(op.block_ms / 1000)
                 return
-            self._reading.add(op.mailbox.queue)
+            here.reading.add(op.mailbox.queue)
         try:
-            op.mailbox.feed(self._redis.call(*op.mailbox.read_command(op.block_ms)))
+            op.mailbox.feed(here.redis.call(*op.mailbox.read_command(op.block_ms)))
         finally:
-            with self._reader:
-                self._reading.discard(op.mailbox.queue)
-                self._reader.notify_all()
+            with here.reader:
+                here.reading.discard(op.mailbox.queue)
+                here.reader.notify_all()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum, StrEnum
+from typing import Final
 
 
 class ErrorCode(StrEnum):
@@ -46,10 +47,26 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130  # Ctrl-C, SIGTERM or SIGHUP
 
 
+# What a web backend answers for a failed request; the fault is ours where a code is not named.
+_HTTP_STATUS: Final[Mapping[str, int]] = {
+    ErrorCode.BAD_REQUEST: 422,
+    ErrorCode.EMPTY_INPUT: 422,
+    ErrorCode.TOO_LONG: 422,
+    ErrorCode.TOO_LARGE: 413,
+    ErrorCode.EXPIRED: 504,
+    ErrorCode.CANCELLED: 409,
+}
+
+
 class GristmillError(Exception):
-    """Base of all errors of this project."""
+    """Base of all errors of this project.
+
+    ``http_status`` is what a web backend would answer: 4xx if the request is to blame, 503 if it may be sent
+    again after a while, 504 if there was no result in time, else 500.
+    """
 
     exit_code: ExitCode = ExitCode.FAILURE
+    http_status: int = 500
 
 
 class InvalidRequestError(GristmillError, ValueError):
@@ -61,6 +78,7 @@ class InvalidRequestError(GristmillError, ValueError):
         super().__init__(message)
         self.code = code
         self.message = message
+        self.http_status = _HTTP_STATUS.get(code, 422)
 
 
 class WireError(GristmillError):
@@ -80,6 +98,7 @@ class BrokerUnavailable(GristmillError):
     """
 
     exit_code = ExitCode.BROKER_UNAVAILABLE
+    http_status = 503
 
     def __init__(
         self, message: str, *, retryable: bool = True, denied: bool = False, unwilling: bool = False
@@ -92,6 +111,8 @@ class BrokerUnavailable(GristmillError):
 
 class QueueFull(GristmillError):
     """The queue holds as many requests as its admission bound allows; ``accepted`` ones were queued."""
+
+    http_status = 503
 
     def __init__(self, queue: str, accepted: Sequence[str], refused: int) -> None:
         super().__init__(
@@ -108,6 +129,7 @@ class ResultTimeout(GristmillError, TimeoutError):
     """No result arrived in time. The request itself is not withdrawn: ask again for the same ID."""
 
     exit_code = ExitCode.TIMEOUT
+    http_status = 504
 
 
 class ScoringError(GristmillError):
@@ -120,6 +142,7 @@ class ScoringError(GristmillError):
         self.request_id = request_id
         self.code = code
         self.message = message
+        self.http_status = _HTTP_STATUS.get(code, 500)
 
 
 class RequestExpired(ScoringError):
@@ -149,8 +172,11 @@ class TooManyErrors(InputFileError):
 class NotFoundError(GristmillError):
     """Nothing on the queue has the given ID."""
 
+    http_status = 404
+
 
 class NoWorkerError(GristmillError):
     """No live worker serves the queue."""
 
     exit_code = ExitCode.NO_WORKER
+    http_status = 504
