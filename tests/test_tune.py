@@ -155,7 +155,7 @@ class TestCommand:
         assert skipped == 2
         with pytest.raises(InputFileError, match="no text in the column 'text'"):
             text_lengths(TuneOptions(model=model, texts=path), manifests.load(model))
-        with pytest.raises(InputFileError, match=r"end in \.csv or \.jsonl"):
+        with pytest.raises(InputFileError, match=r"has to end in one of \.csv"):
             text_lengths(TuneOptions(model=model, texts=tmp_path / "texts.doc"), manifests.load(model))
 
     def test_it_says_how_many_rows_have_no_text(self, model: Path, tmp_path: Path) -> None:
