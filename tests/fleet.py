@@ -14,7 +14,7 @@ from typing import Final, Self
 import psutil
 
 from gristmill import Client
-from gristmill.errors import GristmillError
+from gristmill.errors import ExitCode, GristmillError
 
 CONFIG: Final = """
 lease_s: 2
@@ -83,7 +83,7 @@ class Fleet:
         codes = [process.wait(timeout=60) for process, _ in self._running.values()]
         # One that was stopped in the middle of a batch is ended by its own watchdog when it wakes; one that
         # was started just now has not yet learned to drain.
-        if error is None and not {*codes} <= {0, -signal.SIGALRM, -signal.SIGTERM}:
+        if error is None and not {*codes} <= {0, -signal.SIGALRM, -signal.SIGTERM, ExitCode.INTERRUPTED}:
             raise GristmillError(f"workers ended with {codes} at the end")
 
     def _keep(self) -> None:
