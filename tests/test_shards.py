@@ -24,13 +24,12 @@ from bulk_rows import Cut, write_input
 from conftest import wait_until
 from gristmill import Client
 from gristmill.bulk import Job, score_file
-from gristmill.bulk.shards import plan as shard_plan
 from gristmill.bulk.shards.merge import merge
 from gristmill.bulk.shards.plan import ShardPlan, output_id, ranges_of, split
 from gristmill.bulk.shards.run import score_shard
-from gristmill.bulk.shards.runs import How, submit
+from gristmill.bulk.shards.submit import How, submit
 from gristmill.embedded import PrivateRedis, PrivateWorkers
-from gristmill.errors import ExitCode
+from gristmill.errors import ExitCode, InputFileError
 
 GRISTMILL = (sys.executable, "-m", "gristmill.cli")
 PART_ROWS = 100
@@ -102,7 +101,7 @@ class Fleet:
         return process
 
     def worker(self) -> subprocess.Popen[bytes]:
-        return self.start("--serializer", "json")
+        return self.start("--serializer", "rq.serializers.JSONSerializer")
 
     def abandon(self) -> None:
         """Let the time pass after which RQ takes the jobs of dead workers for abandoned."""
@@ -112,8 +111,9 @@ class Fleet:
 
     def close(self) -> None:
         for process in self.processes:
-            for one in [*_children(process), process]:
-                one.kill()
+            for child in _children(process):
+                child.kill()
+            process.kill()
             process.wait()
 
 
@@ -291,7 +291,7 @@ class TestFaults:
         assert files_of(out) == expected(client, source, out)
 
     def test_a_run_whose_worker_does_not_hear_of_the_cancelling_ends_by_itself(
-        self, fleet: Fleet, client: Client, tmp_path: Path
+        self, fleet: Fleet, tmp_path: Path
     ) -> None:
         source, out = write_input(tmp_path / "in.csv", rows=6000), tmp_path / "out.csv"
         worker = fleet.worker()
@@ -358,6 +358,40 @@ class TestFaults:
         assert files_of(out) == expected(client, source, out)
 
 
+class TestCron:
+    CONFIG = Path(__file__).parent.parent / "configs" / "rq" / "nightly.py"
+
+    def test_rq_cron_submits_the_run_of_the_day(self, fleet: Fleet, client: Client, tmp_path: Path) -> None:
+        """The configuration as it is shipped, with other paths and every two seconds instead of at night."""
+        source = write_input(tmp_path / "in.csv", rows=600)
+        text = self.CONFIG.read_text("utf-8")
+        for was, now in {
+            '"/data/incoming/{date}/*.parquet"': repr(str(source)),
+            '"/data/scored/{date}.parquet"': repr(f"{tmp_path}/out-{{date}}.csv"),
+            '"queue": "topics"': f'"queue": "labels", "part_rows": {PART_ROWS}, "rq_queue": {fleet.queue!r}',
+            '"gristmill-cron"': repr(f"{fleet.queue}-cron"),
+            'cron="30 2 * * *"': "interval=2",
+        }.items():
+            assert text.count(was) == 1
+            text = text.replace(was, now)
+        (tmp_path / "nightly.py").write_text(text)
+        fleet.worker()
+        fleet.start(queue=f"{fleet.queue}-cron")
+        fleet.start("nightly.py", module="cron")
+        wait_until(lambda: [*tmp_path.glob("out-*.csv")])
+        (out,) = tmp_path.glob("out-*.csv")
+        code, _ = fleet.ended(out)
+        assert code == ExitCode.ROWS_FAILED
+        assert files_of(out) == expected(client, source, out)
+
+    def test_rq_takes_the_configuration_as_it_is(self, fleet: Fleet) -> None:
+        process = fleet.start(str(self.CONFIG), module="cron")
+        log = fleet.folder / "rq-0.log"
+        wait_until(lambda: process.poll() is not None or "registered 1 cron" in log.read_text())
+        assert "with cron schedule '30 2 * * *'" in log.read_text()
+        assert process.poll() is None
+
+
 class TestWithoutRq:
     """The jobs' own work, at moments that a process cannot be caught at."""
 
@@ -419,7 +453,7 @@ class TestWithoutRq:
             except Cut:
                 crashes += 1
                 assert crashes < 100
-            except shard_plan.InputFileError:
+            except InputFileError:
                 assert published  # the plan is removed last: here the job says that it is done
                 break
             else:

@@ -74,16 +74,17 @@ def submit(
 ) -> None:
     """Enqueue the scoring of IN as RQ jobs: one for each shard, and one that makes OUT of all.
 
-    Plain RQ workers run them: 'rq worker --serializer json gristmill-bulk' with GRISTMILL_REDIS set, on any
+    Plain RQ workers run them: 'rq worker -S rq.serializers.JSONSerializer gristmill-bulk' with GRISTMILL_REDIS set, on any
     machine that has IN and OUT under the same path. The output is what 'gristmill score' writes. A shard is
     some parts of --part-rows rows. The same command again goes on where a failed or cancelled run was.
     """
-    from gristmill.bulk.shards import runs
+    from gristmill.bulk.shards.submit import How
+    from gristmill.bulk.shards.submit import submit as enqueue
 
     job = Job(**{**given, "source": [*given["source"]]})
-    how = runs.How(shards, rq_queue, retries, intervals, work)
+    how = How(shards, rq_queue, retries, intervals, work)
     with Console(stderr=True).status("reading the inputs to find where shards begin"):
-        run = runs.submit(redis, job, how)
+        run = enqueue(redis, job, how)
     click.echo(run.id)
     done = f", {run.done_before:,} were done before" if run.done_before else ""
     few = f" (more need a smaller --part-rows than {job.part_rows:,})" if len(run.shards) < shards else ""

@@ -12,7 +12,8 @@ from typing import Any, Final
 from gristmill.bulk.shards.merge import Merged, merge
 from gristmill.bulk.shards.plan import ShardPlan
 from gristmill.bulk.shards.run import score_shard
-from gristmill.bulk.shards.runs import CANCELLED, How, submit_described
+from gristmill.bulk.shards.runs import CANCELLED
+from gristmill.bulk.shards.submit import How, submit_described
 from gristmill.bulk.summary import Summary
 from gristmill.client import Client
 from gristmill.console import needs_extra

@@ -1,70 +1,33 @@
-"""Runs whose shards are RQ jobs: submit, look at, cancel. Imported only where RQ is used (an extra)."""
+"""Runs as RQ knows them: how far they are, and their end. Imported only where RQ is used (an extra)."""
 
 from __future__ import annotations
 
-import secrets
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from redis import ConnectionPool, Redis
 
 from gristmill import urls
-from gristmill.bulk.checkpoint import changes
-from gristmill.bulk.job import Job, Plan
-from gristmill.bulk.score import check_names, embedding_width, layout_of, wait_for_model
-from gristmill.bulk.shards.plan import (
-    TRIES,
-    ShardPlan,
-    clear,
-    find_starts,
-    job_from,
-    located,
-    locked,
-    output_id,
-    shards_folder,
-    split,
-)
-from gristmill.client import Client
-from gristmill.console import QUICK_RETRY_S, needs_extra
+from gristmill.bulk.shards.plan import ShardPlan, output_id
+from gristmill.console import needs_extra
 from gristmill.driver import ERRORS, open_pool, translate
-from gristmill.errors import ExitCode, InputFileError, InvalidRequestError, NotFoundError
+from gristmill.errors import ExitCode, InvalidRequestError, NotFoundError
 
 with needs_extra("rq"):
-    from rq import Queue, Retry
     from rq.command import send_stop_job_command
     from rq.exceptions import InvalidJobOperation, NoSuchJobError
     from rq.job import Job as RqJob
     from rq.registry import StartedJobRegistry
     from rq.serializers import JSONSerializer
 
-SHARD: Final = "gristmill.rq_jobs.score_shard"
-MERGE: Final = "gristmill.rq_jobs.merge_shards"
-RQ_QUEUE: Final = "gristmill-bulk"
 KEEP_S: Final = 30 * 24 * 3600  # what RQ knows of a run that ended
 STOP_S: Final = 10.0  # for RQ's workers to obey
 LIVE: Final = ("queued", "started", "scheduled", "deferred", "ready", "created")
 CANCELLED: Final = ("canceled", "stopped")
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """How a run is to be enqueued.
-
-    ``shards`` is the most jobs beside the merging one; a job that fails is tried ``retries`` times more,
-    after ``intervals`` seconds, which where they are not 0 need an RQ worker with a scheduler. ``work`` is
-    the folder that the jobs share (None: OUT.shards).
-    """
-
-    shards: int
-    rq_queue: str = RQ_QUEUE
-    retries: int = 5
-    intervals: Sequence[int] = (0,)
-    work: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,114 +88,18 @@ def connected(url: str) -> Iterator[Redis]:
             redis.connection_pool.disconnect()
 
 
-def submit(url: str, job: Job, how: How) -> RunStatus:
-    """Enqueue the jobs of a run; parts that an earlier submission of the same run has done are not repeated.
-
-    Reads all inputs once to find where shards begin. Raises InputFileError if files cannot be used or if the
-    run is still under way, NoWorkerError, BrokerUnavailable, InvalidRequestError.
-    """
-    job = located(job)
-    run_id, folder = output_id(str(job.out)), shards_folder(str(job.out), how.work)
-    with connected(url) as redis, locked(folder):
-        plan = ShardPlan.read(folder)
-        jobs = _jobs(redis, run_id, plan)
-        # A merging job that waits for shards that have failed waits for ever.
-        live = [one for one in jobs if one.get_status() in LIVE and not _waits_for_shards(one, run_id)]
-        if live:
-            raise InputFileError(
-                f"{job.out} is being scored by {len(live)} jobs that are queued or run: see 'gristmill bulk "
-                f"status {run_id}', or 'gristmill bulk cancel {run_id}' first"
-            )
-        plan = _plan(url, job, how, folder, plan)
-        for one in jobs:
-            one.delete()
-        _enqueue(redis, run_id, plan, how)
-    return status(url, run_id)
-
-
-def _waits_for_shards(job: RqJob, run_id: str) -> bool:
-    return job.id == run_id and job.get_status() == "deferred"
-
-
-def _plan(url: str, job: Job, how: How, folder: Path, known: ShardPlan | None) -> ShardPlan:
-    files = Plan(job)
-    with Client(url, retry_s=QUICK_RETRY_S) as client:
-        task, models = wait_for_model(client, job.queue, job.wait)
-        layout = layout_of(job, task)
-        width = embedding_width(client, files, layout)
-    with files.source() as source:
-        check_names(source, layout, job)
-    identity = files.identity(task, models)
-    if known is None or job.force:
-        clear(folder)
-        starts, rows = find_starts(files)
-    elif points := changes(known.identity, identity):
-        raise InputFileError(
-            f"{folder} holds an unfinished run of another job: {'; '.join(points)}. Give what was given then "
-            "to go on with it, or --force to start afresh"
-        )
-    else:
-        starts, rows = [*known.starts], known.rows
-        shutil.rmtree(folder / TRIES, ignore_errors=True)  # of jobs that were killed
-    run = secrets.token_hex(4)
-    plan = ShardPlan(folder, run, job, identity, task, width, rows, starts, shards=())
-    plan = replace(plan, shards=split(plan.missing(), how.shards))
-    plan.write()
-    return plan
-
-
-def _enqueue(redis: Redis, run_id: str, plan: ShardPlan, how: How) -> None:
-    queue = Queue(how.rq_queue, connection=redis, serializer=JSONSerializer)
-    keywords: dict[str, Any] = {
-        "job_timeout": -1,  # what hangs is ended by batch_timeout_s
-        "result_ttl": KEEP_S,
-        "failure_ttl": KEEP_S,
-        "retry": Retry(how.retries, [*how.intervals]) if how.retries else None,
-    }
-    shared = {"folder": str(plan.folder), "run": plan.run}
-    shards = [
-        queue.enqueue(
-            SHARD,
-            kwargs={**shared, "shard": number},
-            job_id=_shard_id(run_id, plan.run, number),
-            description=f"shard {number + 1} of {len(plan.shards)} of {plan.job.out}",
-            meta={"of": run_id, "rows": 0, "total": plan.rows_in(ranges)},
-            **keywords,
-        )
-        for number, ranges in enumerate(plan.shards)
-    ]
-    queue.enqueue(
-        MERGE,
-        kwargs=shared,
-        job_id=run_id,
-        description=f"merge of {plan.job.out}",
-        depends_on=shards or None,
-        meta={
-            "out": str(plan.job.out),
-            "shards": [shard.id for shard in shards],
-            "done_before": plan.rows - sum(map(plan.rows_in, plan.shards)),
-        },
-        **keywords,
-    )
-
-
-def submit_described(url: str, how: How, **fields: Any) -> RunStatus:
-    """Submit a run of a :class:`~gristmill.bulk.job.Job` whose fields are JSON values."""
-    return submit(url, job_from(fields), how)
-
-
-def _shard_id(run_id: str, run: str, number: int) -> str:
+def shard_id(run_id: str, run: str, number: int) -> str:
     return f"{run_id}-{run}-{number}"
 
 
-def _jobs(redis: Redis, run_id: str, plan: ShardPlan | None) -> list[RqJob]:
+def known_jobs(redis: Redis, run_id: str, plan: ShardPlan | None) -> list[RqJob]:
     """Return the jobs of the last submission that RQ knows, the merging one first."""
     ids = [run_id]
     found = RqJob.fetch_many(ids, connection=redis, serializer=JSONSerializer)
     if found[0] is not None:
         ids += found[0].meta.get("shards", ())
     elif plan is not None:  # the submission was cut short
-        ids += (_shard_id(run_id, plan.run, number) for number in range(len(plan.shards)))
+        ids += (shard_id(run_id, plan.run, number) for number in range(len(plan.shards)))
     return [job for job in RqJob.fetch_many(ids, connection=redis, serializer=JSONSerializer) if job]
 
 
