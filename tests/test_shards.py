@@ -398,7 +398,7 @@ class TestWithoutRq:
     def planned(self, url: str, source: Path, out: Path, shards: int = 1, **more: Any) -> ShardPlan:
         job = Job(source, out, **{**KEYWORDS, **more})
         submit(url, job, How(shards, rq_queue="nobody-serves-this"))
-        plan = ShardPlan.read(Path(f"{out}.shards"))
+        plan = ShardPlan.last(Path(f"{out}.shards"))
         assert plan is not None
         return plan
 
@@ -407,6 +407,8 @@ class TestWithoutRq:
     ) -> None:
         source, out = write_input(tmp_path / "in.csv", rows=2000), tmp_path / "out.csv"
         plan = self.planned(url, source, out)
+        with pytest.raises(InputFileError, match=r"lacks the parts 0 to \d+: submit again"):
+            merge(plan, lambda _: None, patience_s=0)
         parts: list[int] = []
 
         def score() -> None:
@@ -465,6 +467,39 @@ class TestWithoutRq:
             assert len([*out.iterdir()]) == len(plan.starts)
         else:
             assert files_of(out) == expected(client, source, out)
+
+    def test_a_submission_that_was_cut_short_is_repeated(self, url: str, tmp_path: Path) -> None:
+        source, out = write_input(tmp_path / "in.csv", rows=500), tmp_path / "out.csv"
+        first = self.planned(url, source, out, shards=2)
+        with Redis.from_url(url) as redis:
+            RqJob.fetch(output_id(str(out)), connection=redis, serializer=JSONSerializer).delete()
+        second = self.planned(url, source, out, shards=2)
+        assert second.run != first.run
+        with pytest.raises(InputFileError, match="of another submission"):
+            ShardPlan.of(first.folder, first.run)
+        with Redis.from_url(url) as redis:
+            queue = Queue("nobody-serves-this", connection=redis, serializer=JSONSerializer)
+            ours = [name for name in queue.job_ids if name.startswith(output_id(str(out)))]
+        assert ours == [f"{output_id(str(out))}-{second.run}-{number}" for number in range(2)]
+
+    def test_a_damaged_plan_is_said_and_can_be_forced(self, url: str, tmp_path: Path) -> None:
+        source, out = write_input(tmp_path / "in.csv", rows=50), tmp_path / "out.csv"
+        plan = self.planned(url, source, out)
+        (path,) = plan.folder.glob("plan-*")
+        path.write_bytes(b"{")
+        with pytest.raises(InputFileError, match="cannot be read"):
+            self.planned(url, source, out)
+        with Redis.from_url(url) as redis:
+            RqJob.fetch(output_id(str(out)), connection=redis, serializer=JSONSerializer).delete()
+        assert self.planned(url, source, out, force=True).run != plan.run
+
+    def test_a_folder_of_others_is_left_alone(self, url: str, tmp_path: Path) -> None:
+        source = write_input(tmp_path / "in.csv", rows=50)
+        (tmp_path / "out.csv.shards").mkdir()
+        (tmp_path / "out.csv.shards" / "mine.txt").write_text("mine")
+        with pytest.raises(InputFileError, match=r"not of a run \(mine.txt\): move them away"):
+            self.planned(url, source, tmp_path / "out.csv")
+        assert [path.name for path in (tmp_path / "out.csv.shards").iterdir()] == ["mine.txt"]
 
     def test_parts_are_shared_out_evenly_and_in_order(self) -> None:
         assert ranges_of([0, 1, 2, 5, 7, 8]) == [(0, 3), (5, 6), (7, 9)]

@@ -74,9 +74,10 @@ def submit(
 ) -> None:
     """Enqueue the scoring of IN as RQ jobs: one for each shard, and one that makes OUT of all.
 
-    Plain RQ workers run them: 'rq worker -S rq.serializers.JSONSerializer gristmill-bulk' with GRISTMILL_REDIS set, on any
-    machine that has IN and OUT under the same path. The output is what 'gristmill score' writes. A shard is
-    some parts of --part-rows rows. The same command again goes on where a failed or cancelled run was.
+    Plain RQ workers run them, on any machine that has IN and OUT under the same path, with GRISTMILL_REDIS
+    set: 'rq worker -S rq.serializers.JSONSerializer gristmill-bulk'. The output is what 'gristmill score'
+    writes. A shard is some parts of --part-rows rows. The same command again goes on where a failed or
+    cancelled run was.
     """
     from gristmill.bulk.shards.submit import How
     from gristmill.bulk.shards.submit import submit as enqueue

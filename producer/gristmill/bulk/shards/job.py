@@ -23,6 +23,7 @@ from gristmill.rq_jobs import RefusedJobError, gristmill_url
 
 with needs_extra("rq"):
     from rq import get_current_job
+    from rq.exceptions import InvalidJobOperation
     from rq.job import Job as RqJob
     from rq.serializers import JSONSerializer
 
@@ -93,12 +94,19 @@ class ShardJob:
         self._said_at = now
         with suppress(*ERRORS):  # progress is no reason to fail: the scoring itself waits for Redis
             self._say(summary)
-            if self._job.get_status(refresh=True) in CANCELLED:
-                self._job.meta["cancelled"] = True
-                self._job.save_meta()
-                raise RefusedJobError("the run was cancelled")
+            self._check_cancelled()
             if self._most is not None and summary.errors:
                 self._check_errors(self._most)
+
+    def _check_cancelled(self) -> None:
+        try:
+            status = self._job.get_status(refresh=True)
+        except InvalidJobOperation:  # there is no such job any more
+            raise RefusedJobError("the run was submitted again") from None
+        if status in CANCELLED:
+            self._job.meta["cancelled"] = True
+            self._job.save_meta()
+            raise RefusedJobError("the run was cancelled")
 
     def _say(self, summary: Summary) -> None:
         self._job.meta |= {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,26 +17,31 @@ from gristmill.bulk.disk import disk_errors, sync, sync_folder, write_atomically
 from gristmill.bulk.job import Plan
 from gristmill.bulk.outputs import open_output
 from gristmill.bulk.score import layout_of
-from gristmill.bulk.shards.plan import MERGE, MERGING, ShardPlan, clear, locked
+from gristmill.bulk.shards.folder import MERGE, MERGING, clear, locked
+from gristmill.bulk.shards.plan import ShardPlan
 from gristmill.bulk.summary import Summary
 from gristmill.bulk.text_parts import part_name
 from gristmill.errors import InputFileError, TooManyErrors
 
 Merged = dict[str, Any]
 MOST_LISTED: Final = 5
+PATIENCE_S: Final = 60.0
 
 
-def merge(plan: ShardPlan, on_published: Callable[[Merged], None]) -> Merged:
+def merge(
+    plan: ShardPlan, on_published: Callable[[Merged], None], *, patience_s: float = PATIENCE_S
+) -> Merged:
     """Publish the output and remove the run's folder; return what the run did.
 
     Killed at any moment and run again it goes on; ``on_published`` is called when the output has its name,
-    before anything is removed. Raises InputFileError and TooManyErrors.
+    before anything is removed. Parts that cannot be seen are looked for during ``patience_s``, as file
+    servers may show late what other machines made. Raises InputFileError and TooManyErrors.
     """
     with locked(plan.folder):
         merged = _begun(plan.folder)
         # Only where the output was published and the store removed is there the one without the other.
         if merged is None or (plan.folder / MERGE).exists():
-            total = _total(plan)
+            total = _total(plan, patience_s)
             rejects = str(plan.job.rejects) if total.rejects else None
             files = plan.files(force=merged is not None)
             merged = {"rows": total.rows, "errors": total.errors, "out": files.out, "rejects": rejects}
@@ -53,8 +59,11 @@ def _begun(folder: Path) -> Merged | None:
     return found
 
 
-def _total(plan: ShardPlan) -> State:
-    if missing := plan.missing():
+def _total(plan: ShardPlan, patience_s: float) -> State:
+    ends = time.monotonic() + patience_s
+    while (missing := plan.missing()) and time.monotonic() < ends:
+        time.sleep(0.5)
+    if missing:
         listed = ", ".join(f"{first} to {stop - 1}" for first, stop in missing[:MOST_LISTED])
         raise InputFileError(f"{plan.folder} lacks the parts {listed}: submit again to have them scored")
     errors: Counter[str] = Counter()

@@ -1,60 +1,36 @@
-"""How a run is cut into shards: ranges of its parts, so that the output is what one process would write.
-
-Everything that the jobs of a run share is in one folder, which all their machines have to reach::
-
-    OUT.shards/
-      plan.json         what to score, where each part begins, which shard scores which parts
-      parts/000007/     a part that is done: its rows, its rejects and state.json
-      tries/…/          what one job is writing
-      lock              held by a submission and by the merging job
-      merge/, merging   the output in the making
-
-A part is done when its folder has its name: it is written elsewhere, brought to the disk and renamed in one
-step, which fails where the name is taken. So a job may be killed at any time, and may run twice at the same
-time on different machines (RQ may take one for abandoned that still runs): the first to finish a part wins,
-the other throws its own away, and no lock is needed that a file system might not keep across machines.
-"""
+"""How a run is cut into shards: ranges of its parts, so that the output is what one process would write."""
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import os
-import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import Any, Final, Self
 
 import orjson
 
 from gristmill.bulk.checkpoint import changes
-from gristmill.bulk.disk import disk_errors, sync_folder, write_atomically
+from gristmill.bulk.disk import write_atomically
 from gristmill.bulk.files import STANDARD_STREAM, is_url
 from gristmill.bulk.job import Job, Plan
 from gristmill.bulk.kinds import Kind, kind_of
 from gristmill.bulk.rows import BEGINNING, Place
+from gristmill.bulk.shards.folder import PARTS, STATE, plan_path, plans
 from gristmill.errors import InputFileError, InvalidRequestError
 
 VERSION: Final = 1
-PLAN: Final = "plan.json"
-PARTS: Final = "parts"
-TRIES: Final = "tries"
-LOCK: Final = "lock"
-MERGE: Final = "merge"
-MERGING: Final = "merging"
-STATE: Final = "state.json"
 
 Range = tuple[int, int]  # of part numbers: the first, and the one behind the last
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """What ``plan.json`` says.
+    """What the plan in the folder says.
 
     ``run`` is new with each submission. ``identity`` has to be the same for parts to be used again.
     ``starts`` are the places where the parts begin, ``rows`` the number of all rows; ``width`` that of an
@@ -72,14 +48,31 @@ class ShardPlan:
     shards: Sequence[Sequence[Range]]
 
     @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """Return the plan in ``folder``; None if there is none. Raises InputFileError."""
+    def last(cls, folder: Path) -> Self | None:
+        """Return the last submission's plan in ``folder``; None if there is none. Raises InputFileError."""
+        found = plans(folder)
+        return cls._read(found[-1]) if found else None
+
+    @classmethod
+    def of(cls, folder: Path, run: str) -> Self:
+        """Return the plan of a job's own submission; raises InputFileError if it is not there."""
+        plan = cls._read(plan_path(folder, run))
+        if plan is None:
+            raise InputFileError(
+                f"{folder} is not there on the machine {socket.gethostname()!r}, or of another submission: IN "
+                "and OUT have to be on a file system that all machines with RQ workers share, under the same "
+                "path; or the run has ended"
+            )
+        return plan
+
+    @classmethod
+    def _read(cls, path: Path) -> Self | None:
         try:
-            found = orjson.loads((folder / PLAN).read_bytes())
+            found = orjson.loads(path.read_bytes())
             if found["version"] != VERSION:
-                raise InputFileError(f"{folder / PLAN} is of another version of Gristmill")
+                raise InputFileError(f"{path} is of another version of Gristmill")
             return cls(
-                folder=folder,
+                folder=path.parent,
                 run=found["run"],
                 job=job_from(found["job"]),
                 identity=found["identity"],
@@ -92,24 +85,11 @@ class ShardPlan:
         except FileNotFoundError:
             return None
         except (OSError, TypeError, KeyError, ValueError) as error:
-            problem = f"{folder / PLAN} cannot be read ({error}): submit with --force to start afresh"
+            problem = f"{path} cannot be read ({error}): submit with --force to start afresh"
             raise InputFileError(problem) from error
 
-    @classmethod
-    def of(cls, folder: Path, run: str) -> Self:
-        """Return the plan of a job's own submission; raises InputFileError where this machine has another."""
-        plan = cls.read(folder)
-        where = f"on the machine {socket.gethostname()!r}"
-        if plan is None:
-            raise InputFileError(
-                f"{folder} is not there {where}: the inputs and the output have to be on a file system "
-                "that all machines with RQ workers share, under the same path; or the run has ended"
-            )
-        if plan.run != run:
-            raise InputFileError(f"{folder} is of another submission {where}: this job has nothing to do")
-        return plan
-
     def write(self) -> None:
+        """Make it the folder's only plan."""
         fields = {
             "version": VERSION,
             "run": self.run,
@@ -121,7 +101,11 @@ class ShardPlan:
             "starts": [[start.file, start.offset, start.lines] for start in self.starts],
             "shards": self.shards,
         }
-        write_atomically(self.folder / PLAN, orjson.dumps(fields))
+        mine = plan_path(self.folder, self.run)
+        write_atomically(mine, orjson.dumps(fields))
+        for other in plans(self.folder):
+            if other != mine:
+                other.unlink()
 
     def files(self, *, force: bool = False) -> Plan:
         """Return the run's files as they are on this machine; raises InputFileError if they are others."""
@@ -153,7 +137,11 @@ class ShardPlan:
         """Return the parts that are not done, of ``ranges`` (None: of all)."""
         wanted = [(0, len(self.starts))] if ranges is None else ranges
         numbers = (number for first, stop in wanted for number in range(first, stop))
-        return ranges_of(number for number in numbers if not self.part(number).exists())
+        try:
+            done = {path.name for path in (self.folder / PARTS).iterdir()}  # of a file server a fresh look
+        except FileNotFoundError:
+            done = set()
+        return ranges_of(number for number in numbers if self.part(number).name not in done)
 
     def states(self, ranges: Sequence[Range] | None = None) -> Iterator[dict[str, Any]]:
         """Yield what is known of each part of ``ranges`` that is done."""
@@ -255,59 +243,3 @@ def job_from(fields: Mapping[str, Any]) -> Job:
     except TypeError as error:
         known = ", ".join(field.name for field in dataclasses.fields(Job))
         raise InvalidRequestError(f"{error}; there are: {known}") from error
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run, which file servers keep across machines; raises InputFileError if it is held.
-
-    Makes the folder; a folder without a plan is removed again.
-    """
-    file = _lock(folder)
-    try:
-        yield
-    finally:
-        with file:
-            planned = (folder / PLAN).exists()
-            if not planned:
-                (folder / LOCK).unlink(missing_ok=True)
-        if not planned:
-            with suppress(OSError):  # others have made it anew just now
-                folder.rmdir()
-
-
-def _lock(folder: Path) -> BinaryIO:
-    while True:
-        with disk_errors(folder):
-            folder.mkdir(exist_ok=True)
-            file = (folder / LOCK).open("ab")
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if (folder / LOCK).stat().st_ino == os.fstat(file.fileno()).st_ino:
-                return file
-        except FileNotFoundError:
-            pass
-        except (BlockingIOError, PermissionError):
-            file.close()
-            raise InputFileError(f"{folder}: another process submits or merges this run") from None
-        except OSError as error:
-            file.close()
-            raise InputFileError(f"{folder} cannot be locked: {error.strerror or error}") from error
-        file.close()  # who held it has just removed it
-
-
-def clear(folder: Path) -> None:
-    """Remove what a run left in its locked folder, the plan last; raises InputFileError if it is no run's."""
-    ours = {PLAN, PARTS, TRIES, LOCK, MERGE, MERGING, PLAN + ".tmp", MERGING + ".tmp"}
-    with disk_errors(folder):
-        names = {path.name for path in folder.iterdir()}
-        if other := sorted(name for name in names - ours if not name.startswith(".nfs")):
-            listed = ", ".join(other[:3])
-            raise InputFileError(f"{folder} holds files that are not of a run ({listed}): move them away")
-        for name in sorted(names & ours - {LOCK}, key=(PLAN, MERGING).count):
-            path = folder / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        sync_folder(folder)

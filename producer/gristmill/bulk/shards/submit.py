@@ -14,14 +14,12 @@ from redis import Redis
 from gristmill.bulk.checkpoint import changes
 from gristmill.bulk.job import Job, Plan
 from gristmill.bulk.score import check_names, embedding_width, layout_of, wait_for_model
+from gristmill.bulk.shards.folder import TRIES, clear, locked
 from gristmill.bulk.shards.plan import (
-    TRIES,
     ShardPlan,
-    clear,
     find_starts,
     job_from,
     located,
-    locked,
     output_id,
     shards_folder,
     split,
@@ -66,11 +64,11 @@ def submit(url: str, job: Job, how: How) -> RunStatus:
     job = located(job)
     run_id, folder = output_id(str(job.out)), shards_folder(str(job.out), how.work)
     with connected(url) as redis, locked(folder):
-        plan = ShardPlan.read(folder)
+        plan = _last_plan(folder, force=job.force)
         jobs = known_jobs(redis, run_id, plan)
         # A merging job that waits for shards that have failed waits for ever.
         live = [one for one in jobs if one.get_status() in LIVE and not _waits_for_shards(one, run_id)]
-        if live:
+        if live and any(one.id == run_id for one in jobs):  # else a submission was cut short
             raise InputFileError(
                 f"{job.out} is being scored by {len(live)} jobs that are queued or run: see 'gristmill bulk "
                 f"status {run_id}', or 'gristmill bulk cancel {run_id}' first"
@@ -80,6 +78,15 @@ def submit(url: str, job: Job, how: How) -> RunStatus:
             one.delete()
         _enqueue(redis, run_id, plan, how)
     return status(url, run_id)
+
+
+def _last_plan(folder: Path, *, force: bool) -> ShardPlan | None:
+    try:
+        return ShardPlan.last(folder)
+    except InputFileError:
+        if force:
+            return None
+        raise
 
 
 def _waits_for_shards(job: RqJob, run_id: str) -> bool:
