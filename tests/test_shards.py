@@ -141,7 +141,7 @@ def client(url: str) -> Iterator[Client]:
 
 
 def parts_done(out: Path) -> int:
-    return len([*(Path(f"{out}.shards") / "parts").glob("*")])
+    return len([*Path(f"{out}.shards").glob("parts-*/*")])
 
 
 def pause_in_the_middle(client: Client, fleet: Fleet, out: Path, parts: int = 4) -> int:
@@ -230,7 +230,7 @@ class TestFaults:
         worker = fleet.worker()
         fleet.submit(source, "--out", out, "--window", 32, shards=1)
         done = pause_in_the_middle(client, fleet, out)
-        times = {path: path.stat().st_mtime_ns for path in Path(f"{out}.shards/parts").iterdir()}
+        times = {path: path.stat().st_mtime_ns for path in Path(f"{out}.shards").glob("parts-*/*")}
         (horse,) = _children(worker)
         horse.kill()
         wait_until(lambda: _children(worker) not in ([horse], []))  # RQ runs it again
@@ -332,6 +332,19 @@ class TestFaults:
         assert forced.returncode == ExitCode.OK
         assert fleet.ended(out)[0] == ExitCode.ROWS_FAILED
         assert files_of(out) == expected(client, source, out)
+
+    def test_retries_may_wait_for_a_scheduler(self, fleet: Fleet, tmp_path: Path) -> None:
+        source, out = write_input(tmp_path / "in.csv", rows=300), tmp_path / "out.csv"
+        fleet.submit(source, "--out", out, "--retry-after", "3600,7200", shards=1)
+        source.unlink()
+        fleet.worker()
+        wait_until(lambda: fleet.status(out)[1]["shards"][0]["status"] == "scheduled")
+        code, found = fleet.status(out)
+        assert (code, found["state"]) == (ExitCode.UNFINISHED, "running")
+        fleet.run("cancel", out)
+        code, found = fleet.status(out)
+        assert (code, found["state"]) == (ExitCode.INTERRUPTED, "cancelled")
+        assert found["shards"][0]["status"] == "canceled"
 
     def test_files_that_a_machine_lacks_are_named(self, fleet: Fleet, tmp_path: Path) -> None:
         source, out = write_input(tmp_path / "in.csv", rows=300), tmp_path / "out.csv"
@@ -475,12 +488,35 @@ class TestWithoutRq:
             RqJob.fetch(output_id(str(out)), connection=redis, serializer=JSONSerializer).delete()
         second = self.planned(url, source, out, shards=2)
         assert second.run != first.run
-        with pytest.raises(InputFileError, match="of another submission"):
+        with pytest.raises(InputFileError, match="of another run"):
             ShardPlan.of(first.folder, first.run)
         with Redis.from_url(url) as redis:
             queue = Queue("nobody-serves-this", connection=redis, serializer=JSONSerializer)
             ours = [name for name in queue.job_ids if name.startswith(output_id(str(out)))]
         assert ours == [f"{output_id(str(out))}-{second.run}-{number}" for number in range(2)]
+
+    def test_a_job_of_before_has_no_part_in_a_run_that_was_started_afresh(
+        self, url: str, client: Client, tmp_path: Path
+    ) -> None:
+        """The input changes while a job scores; RQ has forgotten the job, and the run is forced."""
+        source, out = write_input(tmp_path / "in.csv", rows=1000), tmp_path / "out.csv"
+        first = self.planned(url, source, out)
+        plans: list[ShardPlan] = []
+
+        def on_part() -> None:
+            if not plans:
+                write_input(source, seed=2, rows=1000)
+                with Redis.from_url(url) as redis:
+                    RqJob.fetch(output_id(str(out)), connection=redis, serializer=JSONSerializer).delete()
+                plans.append(self.planned(url, source, out, force=True))
+
+        with pytest.raises(InputFileError):
+            score_shard(client, first, 0, lambda _: None, on_part)
+        (second,) = plans
+        assert second.missing() == [(0, len(second.starts))]
+        score_shard(client, second, 0, lambda _: None)
+        merge(second, lambda _: None)
+        assert files_of(out) == expected(client, source, out)
 
     def test_a_damaged_plan_is_said_and_can_be_forced(self, url: str, tmp_path: Path) -> None:
         source, out = write_input(tmp_path / "in.csv", rows=50), tmp_path / "out.csv"

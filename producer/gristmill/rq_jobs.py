@@ -1,7 +1,10 @@
-"""The job that RQ clients enqueue: ``Queue("sentiment", …).enqueue("gristmill.rq_jobs.score", "text")``.
+"""The jobs that RQ knows by name.
 
-``gristmill-worker rq`` runs such jobs in batches and never calls :func:`score`; it reads the calls with
+Clients enqueue :func:`score`: ``Queue("sentiment", …).enqueue("gristmill.rq_jobs.score", "text")``.
+``gristmill-worker rq`` runs such jobs in batches and never calls it; it reads the calls with
 :func:`read_call`. A plain RQ worker that takes one calls it.
+
+The others are for plain RQ workers: the shards of a run (``gristmill bulk submit``), and its submission.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Everything that the jobs of a run share is in one folder, which all their machin
 
     OUT.shards/
       plan-….json       what to score, where each part begins, which shard scores which parts
-      parts/000007/     a part that is done: its rows, its rejects and state.json
+      parts-…/000007/   a part that is done: its rows, its rejects and state.json
       tries/…/          what one job is writing
       lock              held by a submission and by the merging job
       merge/, merging   the output in the making
@@ -13,6 +13,7 @@ A part is done when its folder has its name: it is written elsewhere, brought to
 step, which fails where the name is taken. So a job may be killed at any time, and may run twice at the same
 time on different machines (RQ may take one for abandoned that still runs): the first to finish a part wins,
 the other throws its own away, and no lock is needed that a file system might not keep across machines.
+A run that is started afresh has another folder of parts, so that jobs of before have no part in it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from typing import BinaryIO, Final
 from gristmill.bulk.disk import disk_errors, sync_folder
 from gristmill.errors import InputFileError
 
-PARTS: Final = "parts"
 TRIES: Final = "tries"
 LOCK: Final = "lock"
 MERGE: Final = "merge"
@@ -36,6 +36,7 @@ MERGING: Final = "merging"
 STATE: Final = "state.json"
 
 _PLAN: Final = "plan-{}.json"
+_PARTS: Final = "parts-{}"
 
 
 def plan_path(folder: Path, run: str) -> Path:
@@ -44,6 +45,11 @@ def plan_path(folder: Path, run: str) -> Path:
     Each has a name of its own: of one that was replaced, other machines might still see what it was.
     """
     return folder / _PLAN.format(run)
+
+
+def parts_path(folder: Path, generation: str) -> Path:
+    """Return where the parts are; ``generation`` is the submission that began afresh."""
+    return folder / _PARTS.format(generation)
 
 
 def plans(folder: Path) -> list[Path]:
@@ -95,7 +101,8 @@ def clear(folder: Path) -> None:
 
     Raises InputFileError if there is anything else in it.
     """
-    ours = {PARTS, TRIES, LOCK, MERGE, MERGING, MERGING + ".tmp"}
+    parts = {path.name for path in folder.glob(_PARTS.format("*"))}
+    ours = {*parts, TRIES, LOCK, MERGE, MERGING, MERGING + ".tmp"}
     planned = {path.name for path in folder.glob(_PLAN.format("*") + "*")}
     with disk_errors(folder):
         names = {path.name for path in folder.iterdir()}

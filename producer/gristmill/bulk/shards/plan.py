@@ -20,7 +20,7 @@ from gristmill.bulk.files import STANDARD_STREAM, is_url
 from gristmill.bulk.job import Job, Plan
 from gristmill.bulk.kinds import Kind, kind_of
 from gristmill.bulk.rows import BEGINNING, Place
-from gristmill.bulk.shards.folder import PARTS, STATE, plan_path, plans
+from gristmill.bulk.shards.folder import STATE, parts_path, plan_path, plans
 from gristmill.errors import InputFileError, InvalidRequestError
 
 VERSION: Final = 1
@@ -32,13 +32,15 @@ Range = tuple[int, int]  # of part numbers: the first, and the one behind the la
 class ShardPlan:
     """What the plan in the folder says.
 
-    ``run`` is new with each submission. ``identity`` has to be the same for parts to be used again.
-    ``starts`` are the places where the parts begin, ``rows`` the number of all rows; ``width`` that of an
-    embedding's floats where the output has to know it. ``shards`` are the parts that each shard scores.
+    ``run`` is new with each submission, ``generation`` with each that begins afresh. ``identity`` has to be
+    the same for parts to be used again. ``starts`` are the places where the parts begin, ``rows`` the number
+    of all rows; ``width`` that of an embedding's floats where the output has to know it. ``shards`` are the
+    parts that each shard scores.
     """
 
     folder: Path
     run: str
+    generation: str
     job: Job
     identity: Mapping[str, Any]
     task: str
@@ -59,8 +61,8 @@ class ShardPlan:
         plan = cls._read(plan_path(folder, run))
         if plan is None:
             raise InputFileError(
-                f"{folder} is not there on the machine {socket.gethostname()!r}, or of another submission: IN "
-                "and OUT have to be on a file system that all machines with RQ workers share, under the same "
+                f"{folder} is not there on the machine {socket.gethostname()!r}, or of another run: IN and "
+                "OUT have to be on a file system that all machines with RQ workers share, under the same "
                 "path; or the run has ended"
             )
         return plan
@@ -74,6 +76,7 @@ class ShardPlan:
             return cls(
                 folder=path.parent,
                 run=found["run"],
+                generation=found["generation"],
                 job=job_from(found["job"]),
                 identity=found["identity"],
                 task=found["task"],
@@ -93,6 +96,7 @@ class ShardPlan:
         fields = {
             "version": VERSION,
             "run": self.run,
+            "generation": self.generation,
             "job": job_fields(self.job),
             "identity": self.identity,
             "task": self.task,
@@ -129,16 +133,21 @@ class ShardPlan:
     def rows_in(self, ranges: Sequence[Range]) -> int:
         return sum(self.rows_of(part) for first, stop in ranges for part in range(first, stop))
 
+    @property
+    def parts(self) -> Path:
+        """The folder of the parts that are done."""
+        return parts_path(self.folder, self.generation)
+
     def part(self, number: int) -> Path:
         """Return the folder of a part, which is there when the part is done."""
-        return self.folder / PARTS / f"{number:06d}"
+        return self.parts / f"{number:06d}"
 
     def missing(self, ranges: Sequence[Range] | None = None) -> list[Range]:
         """Return the parts that are not done, of ``ranges`` (None: of all)."""
         wanted = [(0, len(self.starts))] if ranges is None else ranges
         numbers = (number for first, stop in wanted for number in range(first, stop))
         try:
-            done = {path.name for path in (self.folder / PARTS).iterdir()}  # of a file server a fresh look
+            done = {path.name for path in self.parts.iterdir()}  # of a file server a fresh look
         except FileNotFoundError:
             done = set()
         return ranges_of(number for number in numbers if self.part(number).name not in done)

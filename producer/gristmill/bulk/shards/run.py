@@ -19,7 +19,7 @@ from gristmill.bulk.job import Plan
 from gristmill.bulk.outputs import open_parts, reject
 from gristmill.bulk.rows import Row
 from gristmill.bulk.score import ask_for_bytes, check_names, layout_of, score_rows, wait_for_model
-from gristmill.bulk.shards.folder import PARTS, STATE, TRIES
+from gristmill.bulk.shards.folder import STATE, TRIES
 from gristmill.bulk.shards.plan import ShardPlan
 from gristmill.bulk.summary import OnProgress, Summary
 from gristmill.bulk.text_parts import Parts, part_name
@@ -77,8 +77,9 @@ def _try_folder(plan: ShardPlan, number: int) -> Iterator[Path]:
     """Make a folder that no other process writes to."""
     folder = plan.folder / TRIES / f"{number:04d}-{secrets.token_hex(6)}"
     with disk_errors(folder):
-        folder.mkdir(parents=True)
-        (plan.folder / PARTS).mkdir(exist_ok=True)
+        for made in (folder.parent, plan.parts):
+            made.mkdir(exist_ok=True)
+        folder.mkdir()
     try:
         yield folder
     finally:

@@ -102,6 +102,7 @@ def _plan(url: str, job: Job, how: How, folder: Path, known: ShardPlan | None) -
     with files.source() as source:
         check_names(source, layout, job)
     identity = files.identity(task, models)
+    run = generation = secrets.token_hex(4)
     if known is None or job.force:
         clear(folder)
         starts, rows = find_starts(files)
@@ -111,10 +112,9 @@ def _plan(url: str, job: Job, how: How, folder: Path, known: ShardPlan | None) -
             "to go on with it, or --force to start afresh"
         )
     else:
-        starts, rows = [*known.starts], known.rows
+        starts, rows, generation = [*known.starts], known.rows, known.generation
         shutil.rmtree(folder / TRIES, ignore_errors=True)  # of jobs that were killed
-    run = secrets.token_hex(4)
-    plan = ShardPlan(folder, run, job, identity, task, width, rows, starts, shards=())
+    plan = ShardPlan(folder, run, generation, job, identity, task, width, rows, starts, shards=())
     plan = replace(plan, shards=split(plan.missing(), how.shards))
     plan.write()
     return plan
