@@ -11,8 +11,10 @@ import importlib.util, pkgutil, sys
 import gristmill, gristmill.bulk, gristmill.cli, gristmill.embedded
 for name in ("numpy", "onnxruntime", "tokenizers", "yaml", "onnx"):
     assert importlib.util.find_spec(name) is None, name
+RQ = ("shards.job", "shards.runs", "shards.submit")
 for module in pkgutil.walk_packages(gristmill.__path__, "gristmill."):
-    if module.name != "gristmill.bulk.parquet":  # needs [bulk], and is imported for Parquet only
+    # These need [bulk] and [rq], and are imported for Parquet and in commands with RQ only.
+    if module.name not in {f"gristmill.bulk.{name}" for name in ("parquet", *RQ)}:
         __import__(module.name)
 from gristmill import scripts
 assert all(scripts.source(name) for name in ("submit", "finish", "listen"))
@@ -35,6 +37,7 @@ def test_the_client_installs_and_imports_without_numpy_or_an_engine(tmp_path: Pa
     run(bin_folder / "python", "-m", "pip", "install", "--quiet", wheel)
     run(bin_folder / "python", "-c", CLIENT_WITHOUT_NUMPY)
     assert "score" in run(bin_folder / "gristmill", "--help")
+    assert "gristmill[rq]" in run(bin_folder / "gristmill", "bulk", "status", "out.csv", code=4)
     # The worker's command is there too, and says what it lacks.
     assert "gristmill[worker]" in run(
         bin_folder / "gristmill-worker", "serve", "--queue", "q", "--model", "m", code=4

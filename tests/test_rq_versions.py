@@ -21,6 +21,7 @@ def test_all_of_it_holds_with_rq_2(version: str, tmp_path: Path) -> None:
     subprocess.run([*install, f"rq=={version}"], check=True, timeout=300)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     tests = [str(HERE / "test_rq.py"), *(f"{HERE / 'test_rq_faults.py'}::{name}" for name in FAULTS)]
+    tests += [f"{HERE / 'test_shards.py'}::{name}" for name in ("TestRuns", "TestFaults")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
         cwd=HERE.parent,

@@ -6,8 +6,6 @@ The columns are ``id`` and ``text``. Of the standard library only the reference'
 sources are parsed. The same Python gives the same file.
 """
 
-# ruff: noqa: INP001 - a script, no package
-
 from __future__ import annotations
 
 import argparse

@@ -12,6 +12,7 @@ import orjson
 
 from gristmill import __version__, console, operate, wire
 from gristmill.bulk.cli import score
+from gristmill.bulk.shards.cli import bulk
 from gristmill.calls import CallKeywords, Item
 from gristmill.client import Client
 from gristmill.console import QUICK_RETRY_S, redis_option
@@ -135,6 +136,7 @@ def result(queue: str, request_id: str, timeout: float, redis: str) -> int:
 
 
 cli.add_command(score)
+cli.add_command(bulk)
 cli.add_command(operate.queue)
 cli.add_command(operate.dead)
 cli.add_command(operate.cancel)

@@ -44,6 +44,7 @@ class ExitCode(IntEnum):
     REQUEST_FAILED = 8  # the result is an error
     FORCED = 9  # a second signal ended a worker before it had drained
     CRASH_LOOP = 10  # workers ended again and again before they were ready
+    UNFINISHED = 11  # a bulk run waits or runs
     INTERRUPTED = 130  # Ctrl-C, SIGTERM or SIGHUP
 
 

@@ -1,7 +1,10 @@
-"""The job that RQ clients enqueue: ``Queue("sentiment", …).enqueue("gristmill.rq_jobs.score", "text")``.
+"""The jobs that RQ knows by name.
 
-``gristmill-worker rq`` runs such jobs in batches and never calls :func:`score`; it reads the calls with
+Clients enqueue :func:`score`: ``Queue("sentiment", …).enqueue("gristmill.rq_jobs.score", "text")``.
+``gristmill-worker rq`` runs such jobs in batches and never calls it; it reads the calls with
 :func:`read_call`. A plain RQ worker that takes one calls it.
+
+The others are for plain RQ workers: the shards of a run (``gristmill bulk submit``), and its submission.
 """
 
 from __future__ import annotations
@@ -94,3 +97,41 @@ def _current_job() -> tuple[str | None, float]:
     if job is None:
         return None, TIMEOUT_S
     return job.origin, float(job.timeout) if job.timeout and job.timeout > 0 else TIMEOUT_S
+
+
+def score_shard(folder: str, run: str, shard: int) -> dict[str, Any]:
+    """Score one shard of a run that 'gristmill bulk submit' enqueued; see :mod:`gristmill.bulk.shards.plan`.
+
+    A plain ``rq worker`` runs it. Killed and run again it goes on after the last part that is done.
+    """
+    from gristmill.bulk.shards.job import ShardJob  # noqa: PLC0415 - the other jobs here need less
+
+    return ShardJob(folder, run).score(shard)
+
+
+def merge_shards(folder: str, run: str) -> dict[str, Any]:
+    """Make the output of the parts of all shards."""
+    from gristmill.bulk.shards.job import ShardJob  # noqa: PLC0415 - as above
+
+    return ShardJob(folder, run).merge()
+
+
+def submit_bulk(source: str | Sequence[str], out: str, queue: str, shards: int, **options: Any) -> str:
+    """Submit a run as 'gristmill bulk submit' does, and return its ID: a job for ``rq cron``.
+
+    ``{date}`` in ``source`` and ``out`` is today's (2026-11-30). ``options`` are fields of
+    :class:`gristmill.bulk.Job` (``text_column``, …) and ``rq_queue``, ``retries``, ``intervals``, ``work``.
+    """
+    from gristmill.bulk.shards.job import submit_today  # noqa: PLC0415 - as above
+
+    return submit_today(source, out, queue, shards, **options)
+
+
+def gristmill_url() -> str:
+    """Return the URL of the Redis with Gristmill's queues, where a plain ``rq worker`` runs our jobs."""
+    url = os.environ.get("GRISTMILL_REDIS")
+    if not url:
+        raise GristmillError(
+            "set GRISTMILL_REDIS for the RQ worker: the URL of the Redis with the queue to score by"
+        )
+    return url

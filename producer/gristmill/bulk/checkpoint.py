@@ -85,9 +85,9 @@ class Store:
         known = read_job(self.folder)
         state = State() if known is None or force or not resumable else read_state(self.folder)
         if known is not None and state.begun:
-            if changes := list(_changes(known, job)):
+            if points := changes(known, job):
                 raise InputFileError(
-                    f"{self.folder} holds an unfinished run of another job: {'; '.join(changes)}. "
+                    f"{self.folder} holds an unfinished run of another job: {'; '.join(points)}. "
                     "Give what was given then to go on with it, or --force to start afresh"
                 )
             self.state = state
@@ -158,7 +158,7 @@ def _damaged(path: Path) -> InputFileError:
     return InputFileError(f"{path} cannot be read: the run cannot be resumed; use --force to start afresh")
 
 
-def _changes(known: Mapping[str, Any], job: Mapping[str, Any]) -> list[str]:
+def changes(known: Mapping[str, Any], job: Mapping[str, Any]) -> list[str]:
     """Say in which points two jobs differ."""
     found = []
     for name in dict.fromkeys((*known, *job)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,94 +16,35 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from gristmill import console
+from gristmill.bulk import options
 from gristmill.bulk.checkpoint import read_state
 from gristmill.bulk.display import preview_table, print_summary, progress_bar
 from gristmill.bulk.files import STANDARD_STREAM
-from gristmill.bulk.job import PART_ROWS, Job, Plan
-from gristmill.bulk.kinds import Kind, kind_of
-from gristmill.bulk.score import Stop, score_file, served_task
+from gristmill.bulk.job import Job, Plan
+from gristmill.bulk.score import Stop, score_file, wait_for_model
 from gristmill.client import Client
 from gristmill.console import QUICK_RETRY_S, redis_option
-from gristmill.core import MAX_WINDOW
 from gristmill.embedded import PrivateRedis, PrivateWorkers
-from gristmill.errors import ExitCode, InputFileError, NoWorkerError
+from gristmill.errors import ExitCode, InputFileError
 
 PRIVATE_QUEUE: Final = "score"
 
 
-def _delimiter(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    value = "\t" if value in ("\\t", "tab") else value
-    if value is not None and (len(value) != 1 or value in '"\r\n'):
-        raise click.BadParameter("use one character, or \\t for a tab")
-    return value
-
-
-def _kind(_: click.Context, __: click.Parameter, value: str | None) -> Kind | None:
-    try:
-        return None if value is None else kind_of(f".{value}")
-    except InputFileError as error:
-        raise click.BadParameter(str(error)) from error
-
-
-def _names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    names = tuple(name.strip() for name in value.split(",") if name.strip())
-    if len({*names}) < len(names):
-        raise click.BadParameter("a name is given twice")
-    return names
-
-
 @click.command()
-@click.argument("source", metavar="IN...", nargs=-1, required=True)
-@click.option("--out", required=True, metavar="OUT", help="File to write, or '-'.")
-@click.option("--text-column", required=True, metavar="C", help="Column with the text.")
-@click.option("--pair-column", metavar="C", help="Column with the second text of a pair.")
+@options.sources
+@options.output
+@options.rows
 @redis_option
 @click.option("--queue", metavar="Q", help="Queue of running workers at --redis.")
 @click.option("--model", metavar="DIR", type=click.Path(path_type=Path), help="Model to run here instead.")
 @click.option("--workers", type=click.IntRange(min=1), help="Workers to start for --model.  [default: 1]")
 @click.option("--threads", type=click.IntRange(min=1), help="Engine threads of each such worker.")
-@click.option("--top-k", type=click.IntRange(min=0), default=1, show_default=True, help="Labels; 0: all.")
-@click.option("--truncate/--no-truncate", default=True, show_default=True, help="Cut too long texts.")
-@click.option("--columns", metavar="C,…", callback=_names, help="Input columns to pass on.  [default: all]")
-@click.option(
-    "--results",
-    metavar="R,…",
-    callback=_names,
-    help="Of label, score, scores, embedding, error, model, tokens, truncated.  [default: by the task]",
-)
-@click.option("--prefix", default="gm_", show_default=True, help="Of the result columns' names.")
-@click.option(
-    "--in-format", "in_kind", metavar="F", callback=_kind, help="Where names do not tell: csv.gz, …"
-)
-@click.option("--format", "out_kind", metavar="F", callback=_kind, help="The same of OUT.")
-@click.option("--delimiter", callback=_delimiter, help="Of CSV files.  [default: ,]")
-@click.option("--rejects", type=click.Path(path_type=Path), help="Failed rows.  [default: OUT.rejects.jsonl]")
-@click.option("--max-errors", type=click.IntRange(min=0), metavar="N", help="Stop when more rows failed.")
-@click.option("--parts", is_flag=True, help="OUT becomes a folder of part files.")
-@click.option(
-    "--part-rows", type=click.IntRange(min=1), default=PART_ROWS, show_default=True, help="Rows of a part."
-)
-@console.priority_option
-@click.option(
-    "--window", type=click.IntRange(1, MAX_WINDOW), help="Rows in flight.  [default: what keeps workers busy]"
-)
-@click.option("--force", is_flag=True, help="Start afresh; replace OUT if it exists.")
 @click.option("--preview", type=click.IntRange(min=0), default=0, metavar="N", help="Print the first N rows.")
 @click.option(
     "--cost-per-hour",
     type=console.Finite(min=0),
     metavar="X",
     help="Of the machines: print what a million costs.",
-)
-@click.option(
-    "--wait",
-    type=console.Finite(min=0),
-    default=30,
-    show_default=True,
-    metavar="S",
-    help="Seconds to wait for a worker of --queue, also during the run.",
 )
 @click.option("--quiet", is_flag=True, help="No progress bar and no summary.")
 def score(
@@ -216,14 +156,6 @@ def _private_workers(stack: ExitStack, model: Path, count: int, threads: int | N
 
 
 def _running_workers(stack: ExitStack, redis: str, queue: str, wait_s: float) -> Client:
-    ends = time.monotonic() + wait_s
     with Client(redis, retry_s=QUICK_RETRY_S) as client:
-        while True:
-            try:
-                served_task(client, queue)
-            except NoWorkerError:
-                if time.monotonic() > ends:
-                    raise
-                time.sleep(0.2)
-            else:
-                return stack.enter_context(Client(redis))
+        wait_for_model(client, queue, wait_s)
+    return stack.enter_context(Client(redis))

@@ -96,8 +96,8 @@ class Plan:
         if not self.piped:
             self.source().check()
 
-    def source(self, start: Place = BEGINNING) -> Source:
-        """Return the rows of all inputs from ``start`` on."""
+    def source(self, start: Place = BEGINNING, limit: int | None = None) -> Source:
+        """Return the rows of all inputs from ``start`` on, at most ``limit``."""
         texts = [name for name in (self.job.text_column, self.job.pair_column) if name is not None]
         return Source(
             self.inputs,
@@ -107,6 +107,7 @@ class Plan:
             texts=texts,
             passed=self.job.columns,
             arrow=self.kind.format is Format.PARQUET,
+            limit=limit,
         )
 
     @property

@@ -222,15 +222,20 @@ def _fields(state: State) -> dict[str, Any]:
     return {name: getattr(state, name) for name in State.__slots__}
 
 
+def open_parts(plan: Plan, layout: Layout, source: Source, folder: Path, width: int | None) -> Parts:
+    """Return what writes parts into ``folder``; ``width`` is the number of floats of an embedding."""
+    if plan.kind.format is Format.PARQUET:
+        from gristmill.bulk.parquet import ParquetParts  # noqa: PLC0415 - an extra
+
+        return ParquetParts(folder, source.fields(), layout, width)
+    return TextParts(folder, plan.kind, make_encoder(plan, layout, source.columns))
+
+
 def open_output(
     plan: Plan, layout: Layout, source: Source, store: Store | None, summary: Summary, width: int | None
 ) -> Output:
-    """Return where the run's rows go; ``width`` is the number of floats of an embedding."""
-    if store is not None and plan.kind.format is Format.PARQUET:
-        from gristmill.bulk.parquet import ParquetParts  # noqa: PLC0415 - an extra
-
-        return StoredOutput(plan, store, ParquetParts(store.rows, source.fields(), layout, width), summary)
-    encoder = make_encoder(plan, layout, source.columns)
+    """Return where the run's rows go; ``width`` as for :func:`open_parts`."""
     if store is None:
+        encoder = make_encoder(plan, layout, source.columns)
         return StreamedOutput(plan, StreamOut(sys.stdout.buffer, plan.kind, encoder), summary)
-    return StoredOutput(plan, store, TextParts(store.rows, plan.kind, encoder), summary)
+    return StoredOutput(plan, store, open_parts(plan, layout, source, store.rows, width), summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -42,6 +43,18 @@ def served_model(client: Client, queue: str) -> tuple[str, list[str]]:
     return tasks.pop(), sorted({worker.get("model", "unknown") for worker in workers})
 
 
+def wait_for_model(client: Client, queue: str, wait_s: float) -> tuple[str, list[str]]:
+    """Return what :func:`served_model` does; wait ``wait_s`` seconds for a worker."""
+    ends = time.monotonic() + wait_s
+    while True:
+        try:
+            return served_model(client, queue)
+        except NoWorkerError:
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.2)
+
+
 def score_file(
     client: Client, job: Job, on_progress: OnProgress | None = None, *, stop: Stop = lambda: False
 ) -> Summary:
@@ -59,13 +72,9 @@ def score_file(
     """
     plan = Plan(job)
     task, models = served_model(client, job.queue)
-    layout = Layout(
-        task, queue=job.queue, prefix=job.prefix, top_k=job.top_k, truncate=job.truncate, chosen=job.results
-    )
-    width = None
-    if plan.kind.format is Format.PARQUET and "embedding" in layout.names:
-        width = len(client.score(job.queue, PROBE, job.wait or 1.0))
-        layout.options["encoding"] = "base64"  # the bytes are what a column of floats is made of
+    layout = layout_of(job, task)
+    width = embedding_width(client, plan, layout)
+    ask_for_bytes(layout, width)
     summary = Summary()
     with ExitStack() as stack:
         store = None
@@ -76,12 +85,12 @@ def score_file(
             )
         state = State() if store is None else store.state
         source = stack.enter_context(plan.source(state.place))
-        _check_names(source, layout, job)
+        check_names(source, layout, job)
         output = stack.enter_context(open_output(plan, layout, source, store, summary, width))
         summary.size_bytes = source.size_bytes
         try:
             if not state.ended:
-                _score(client, job, layout, source, output, summary, on_progress, stop)
+                score_rows(client, job, layout, source, output, summary, on_progress, stop)
         except BaseException as error:
             with suppress(InputFileError):  # a full disk: the first error counts
                 error.add_note(output.keep())
@@ -90,7 +99,27 @@ def score_file(
     return summary
 
 
-def _score(
+def layout_of(job: Job, task: str) -> Layout:
+    """Return the result columns that ``job`` gets from a model of ``task``."""
+    return Layout(
+        task, queue=job.queue, prefix=job.prefix, top_k=job.top_k, truncate=job.truncate, chosen=job.results
+    )
+
+
+def embedding_width(client: Client, plan: Plan, layout: Layout) -> int | None:
+    """Return the number of floats of an embedding where the output has to know it, else None."""
+    if plan.kind.format is Format.PARQUET and "embedding" in layout.names:
+        return len(client.score(plan.job.queue, PROBE, plan.job.wait or 1.0))
+    return None
+
+
+def ask_for_bytes(layout: Layout, width: int | None) -> None:
+    """Have embeddings of a known width sent as the bytes that a column of floats is made of."""
+    if width is not None:
+        layout.options["encoding"] = "base64"
+
+
+def score_rows(
     client: Client,
     job: Job,
     layout: Layout,
@@ -100,6 +129,7 @@ def _score(
     on_progress: OnProgress | None,
     stop: Stop,
 ) -> None:
+    """Score the rows of ``source`` into ``output``, in order; see :func:`score_file`."""
     for row, result in _results(client, job, layout, source, stop):
         cells = layout.cells(result)
         summary.position = source.position
@@ -153,7 +183,8 @@ def _results(
         raise KeyboardInterrupt
 
 
-def _check_names(source: Source, layout: Layout, job: Job) -> None:
+def check_names(source: Source, layout: Layout, job: Job) -> None:
+    """Raise InputFileError where a column that is passed on has a result's name."""
     passed = source.columns if job.columns is None else job.columns
     if taken := {*(passed or ())} & layout.taken:
         listed = ", ".join(map(repr, sorted(taken)))

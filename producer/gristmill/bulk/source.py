@@ -27,7 +27,8 @@ class Source:
     always share them: a JSONL row has an error if it has keys that the first row of the first file lacks.
     ``size_bytes`` is the size of all inputs, None where it is unknown. ``texts`` are the columns to score and
     ``passed`` those to pass on (None: all). With ``arrow`` the rows go into a Parquet file: they keep the
-    types of the first file, those from Parquet have only ``texts`` as Python values.
+    types of the first file, those from Parquet have only ``texts`` as Python values. ``limit`` is the number
+    of rows to end after (None: all).
 
     Raises InputFileError where a file cannot be used or lacks a column.
     """
@@ -42,7 +43,9 @@ class Source:
         texts: Sequence[str],
         passed: Sequence[str] | None = None,
         arrow: bool = False,
+        limit: int | None = None,
     ) -> None:
+        self._limit = limit
         self._inputs = inputs
         self._delimiter = delimiter
         self._same_columns = same_columns
@@ -74,6 +77,9 @@ class Source:
                 self._reader(Place(number)).__exit__()
 
     def __iter__(self) -> Iterator[Row]:
+        return islice(self._all(), self._limit)
+
+    def _all(self) -> Iterator[Row]:
         while True:
             if self._types:
                 yield from (fitted(row, self._types) for row in self._reading)

@@ -1,0 +1,1 @@
+"""Runs on many machines: shards of a run as RQ jobs, and one job that makes the output of all."""
