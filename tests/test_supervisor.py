@@ -19,6 +19,7 @@ import yaml
 from conftest import wait_until
 from gristmill import Client, Result
 from gristmill.errors import ExitCode
+from gristmill_worker.sources import black_box
 from machine import Machine
 
 Configure = Callable[..., Path]
@@ -70,6 +71,11 @@ def cpus_of(process: psutil.Process) -> set[str]:
         lines = (task / "status").read_text("ascii").splitlines()
         lists |= {line.split()[1] for line in lines if line.startswith("Cpus_allowed_list")}
     return lists
+
+
+def notes(pid: int) -> list[Path]:
+    """Return the notes that a process has left of what it has in native code."""
+    return list(black_box.FOLDER.glob(f"gristmill-*-{pid}-*"))
 
 
 class TestCores:
@@ -131,13 +137,16 @@ class TestReplacement:
             (first,) = machine.wait_for("worker_serves")
             spare = machine.wait_for("worker_starts", 2)[1]["pid"]
             machine.wait_for("engine_ready", 2)
+            assert not notes(spare)  # it has taken nothing, and would leave it behind
             os.kill(first["pid"], signal.SIGKILL)
             assert machine.wait_for("worker_serves", 2)[1]["pid"] == spare
             assert client.score(f"{queue}-a", "grain")
             machine.wait_for("worker_starts", 3)
             # The spare came from elsewhere, and keeps to the core that it was given.
             assert cpus_of(psutil.Process(spare)) == {str(first["cores"][0])}
+            machine.wait_for("engine_ready", 3)
             assert machine.stop() == ExitCode.OK
+            assert not any(notes(event["pid"]) for event in machine.events("worker_starts"))
 
     def test_a_worker_that_grows_too_large_is_replaced_when_it_has_finished(
         self, configure: Configure, tiny_classifier: Path, client: Client, queue: str, tmp_path: Path
@@ -272,6 +281,9 @@ class TestScale:
             if count > 1:
                 machine.signal(signal.SIGTTOU)
                 wait_until(lambda: len(machine.workers()) == 1)
+                for refused in (2, 3):
+                    machine.signal(signal.SIGTTOU)
+                    machine.wait_for("scaling_refused", refused)
                 machine.signal(signal.SIGTTIN)
                 machine.wait_for("worker_serves", 3)
             assert machine.stop() == ExitCode.OK

@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from itertools import count
 from typing import Final
 
@@ -29,11 +30,12 @@ class Reporter:
         self._settings = settings
         self._go = threading.Event()
         self._cores: tuple[int, ...] = ()
+        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
 
     def ready(self, provide: Provide) -> None:
         """Tell the supervisor that the engine is warm, and wait for its word."""
-        self._channel.send(ready=provide(), memory=memory_mb())
-        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
+        with suppress(OSError):  # the other thread sees it too
+            self._channel.send(ready=provide(), memory=memory_mb())
         threading.Thread(target=self._report, args=(provide,), name="report", daemon=True).start()
         self._go.wait()
         if self._cores != self._settings.cores:  # it was a spare
@@ -46,6 +48,8 @@ class Reporter:
                     self._cores = tuple(message["go"])
                     self._go.set()
         # The supervisor is gone: nobody would start this worker again, nor stop it.
+        if not self._go.is_set():
+            os._exit(ExitCode.FORCED)  # nothing was taken yet
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(ALONE_S)
         os._exit(ExitCode.FORCED)
@@ -65,6 +69,7 @@ class Reporter:
 def main() -> int:
     """Serve with the settings that come first; an error is told before the process ends."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal's: it is for the supervisor
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a log on a terminal with 'tostop' must not stop it
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     first = channel.receive()
     if not first:
@@ -75,7 +80,8 @@ def main() -> int:
     try:
         return serve(settings, ready=Reporter(channel, settings).ready)
     except GristmillError as error:
-        channel.send(failed=str(error))
+        with suppress(OSError):
+            channel.send(failed=str(error))
         return error.exit_code
 
 

@@ -24,8 +24,11 @@ def share_cores(facts: Facts, wishes: Sequence[Wish]) -> list[list[CoreSet]]:
 
     Those that name a number of workers get theirs first; the others divide what is left evenly. Where nothing
     is left for one, it gets a single worker on cores that others have too. Raises InputFileError for a number
-    of workers that does not fit.
+    of workers that does not fit, and for CPUs that may not be used.
     """
+    for wish in wishes:
+        if unknown := {*(wish.cores or ())} - {cpu.number for cpu in facts.cpus}:
+            raise InputFileError(f"cores: this process may not use {', '.join(map(str, sorted(unknown)))}")
     found: list[list[CoreSet]] = [[] for _ in wishes]
     left = facts
     for i, wish in enumerate(wishes):
