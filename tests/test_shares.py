@@ -121,6 +121,11 @@ class TestOnDemand:
         assert seen == [*"abcd", *"abcd"]
 
 
+def test_a_number_for_which_others_leave_no_core_is_refused_with_advice() -> None:
+    with pytest.raises(InputFileError, match="leave no core for this one"):
+        share_cores(facts(1), [Wish(workers=1), Wish(workers=1)])
+
+
 def test_cpus_that_may_not_be_used_are_named() -> None:
     with pytest.raises(InputFileError, match="may not use 7, 9"):
         share_cores(facts(4), [Wish(), Wish(cores=(3, 7, 9))])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pty
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +121,39 @@ class TestOutput:
             assert client.score(f"{queue}-a", "grain", timeout_s=60)
             assert machine.stop() == ExitCode.OK
 
+    def test_it_writes_to_a_terminal_that_stops_others_in_the_background(
+        self, configure: Configure, tiny_classifier: Path, client: Client, queue: str
+    ) -> None:
+        command = [sys.executable, "-m", "gristmill_worker", "run", str(configure(tiny_classifier))]
+        script = f"stty tostop; {shlex.join(command)} & echo $! > $0; wait $!; exit $?"
+        pid_file = configure(tiny_classifier).with_name("pid")
+        ours, theirs = pty.openpty()
+        shell = ["setsid", "--ctty", "bash", "-mc", script, str(pid_file)]
+        with subprocess.Popen(shell, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            os.close(theirs)
+            thread = threading.Thread(target=_drain, args=(ours,))
+            thread.start()
+            try:
+                wait_until(lambda: pid_file.exists() and pid_file.read_text())
+                assert client.score(f"{queue}-a", "grain", timeout_s=60)
+                os.kill(int(pid_file.read_text()), signal.SIGTERM)
+                assert process.wait(timeout=60) == ExitCode.OK
+            finally:
+                for left in (
+                    psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ()
+                ):
+                    left.kill()
+                process.kill()
+                thread.join()
+                os.close(ours)
+
+
+def _drain(terminal: int) -> None:
+    """Read what a terminal shows until nobody has it any more."""
+    with suppress(OSError):
+        while os.read(terminal, 65536):
+            pass
+
 
 class TestSurroundings:
     def test_modules_in_the_working_folder_are_not_for_workers(
@@ -157,7 +194,10 @@ class TestSurroundings:
     def test_settings_that_cannot_be_used_end_it_with_the_reason(
         self, configure: Configure, tiny_classifier: Path, tmp_path: Path, settings: Any, reason: str
     ) -> None:
-        paths = [configure(tiny_classifier, **settings), configure(tiny_classifier, "b", metrics=0)]
+        paths = [
+            configure(**{"model": tiny_classifier} | settings),
+            configure(tiny_classifier, "b", metrics=0),
+        ]
         with Machine(tmp_path, *map(str, paths)) as machine:
             assert machine.process.wait(timeout=60) == ExitCode.BAD_INPUT
             assert reason in machine.log.read_text("utf-8").splitlines()[-1]
@@ -165,9 +205,10 @@ class TestSurroundings:
     def test_metrics_are_served_whichever_configuration_asks_for_them(
         self, configure: Configure, tiny_classifier: Path, tmp_path: Path
     ) -> None:
-        paths = [configure(tiny_classifier, lazy=True), configure(tiny_classifier, "b", metrics=0, lazy=True)]
+        paths = [configure(tiny_classifier), configure(tiny_classifier, "b", workers="auto", metrics=0)]
         with Machine(tmp_path, *map(str, paths)) as machine:
             machine.wait_for("metrics_served")
+            machine.wait_for("worker_serves", 2)
             assert machine.stop() == ExitCode.OK
 
     def test_a_limit_below_what_a_new_worker_has_is_told_and_replaces_nobody(
@@ -186,7 +227,7 @@ class TestReload:
     ) -> None:
         model = tmp_path / "model"
         shutil.copytree(tiny_classifier, model)
-        path = configure(model, engine="onnxruntime", batch={"shapes": [[1, 16]]})
+        path = configure(model, engine="onnxruntime", batch={"shapes": [[1, 48]]})
         with Machine(tmp_path, str(path)) as machine:
             machine.wait_for("worker_serves")
             model.rename(tmp_path / "old")
@@ -227,7 +268,7 @@ class TestReload:
     ) -> None:
         model = tmp_path / "model"
         shutil.copytree(tiny_classifier, model)
-        paths = [configure(tiny_classifier, lazy=True), configure(model, "b")]
+        paths = [configure(tiny_classifier, lazy=True), configure(model, "b", workers="auto")]
         with Machine(tmp_path, *map(str, paths)) as machine:
             machine.wait_for("machine_ready")
             model.rename(tmp_path / "elsewhere")

@@ -24,7 +24,7 @@ Entry = tuple[str, bytes]  # priority and entry ID, which two streams may have i
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - memory, also where the disk is slow or full; checked below
 THREADS: Final = 8
 _LENGTH: Final = struct.Struct("<I")
-_PART_BYTES: Final = 128 * 1024  # of one thread
+_PART_BYTES: Final = 32 * 1024  # of one thread, for more than a thousand requests
 _ANY: Final = 0xFFFFFFFF  # a length that says: it may be any of them
 
 

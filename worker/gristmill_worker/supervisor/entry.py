@@ -69,7 +69,6 @@ class Reporter:
 def main() -> int:
     """Serve with the settings that come first; an error is told before the process ends."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal's: it is for the supervisor
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a log on a terminal with 'tostop' must not stop it
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     first = channel.receive()
     if not first:

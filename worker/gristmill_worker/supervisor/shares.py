@@ -34,6 +34,11 @@ def share_cores(facts: Facts, wishes: Sequence[Wish]) -> list[list[CoreSet]]:
     for i, wish in enumerate(wishes):
         if wish.workers != AUTO:
             allowed = _within(left, wish.cores)
+            if not allowed.cores and left is not facts:
+                raise InputFileError(
+                    f"workers: {wish.workers}: the other configurations leave no core for this one: let them "
+                    "have fewer workers, or let this one have 'auto', which shares a core where none is left"
+                )
             found[i] = plan(allowed, workers=wish.workers, cores_per_worker=wish.cores_per_worker)
             left = _without(left, found[i])
     open_ones = [i for i, wish in enumerate(wishes) if wish.workers == AUTO]

@@ -36,7 +36,7 @@ WATCH_S: Final = 2.0
 STOPPED_S: Final = 5.0  # without a step: this process was stopped itself, or the whole machine was
 SCALING: Final = {signal.SIGTTIN: 1, signal.SIGTTOU: -1}
 STOPPING: Final = {signal.SIGTERM, signal.SIGINT}
-SIGNALS: Final = {*STOPPING, signal.SIGHUP, signal.SIGCHLD, *SCALING}
+SIGNALS: Final = {*STOPPING, signal.SIGHUP, signal.SIGCHLD}
 
 
 class Supervisor:
@@ -77,7 +77,7 @@ class Supervisor:
             finally:
                 self._demand.stop()
                 forced = self._wind_up()
-        logger().info("supervisor_stopped", forced=forced)
+                logger().info("supervisor_stopped", forced=forced)
         return ExitCode.FORCED if forced else ExitCode.OK
 
     def _step(self) -> None:
@@ -89,6 +89,8 @@ class Supervisor:
                 self._selector.unregister(key.fileobj)
                 key.data.channel.close()
         self._notice_a_stop()
+        while scaling := signal.sigtimedwait(SCALING, 0):
+            self._signals.append(scaling.si_signo)
         while self._signals:
             self._on_signal(self._signals.pop(0))
         for queue, team in list(self._teams.items()):
@@ -98,7 +100,7 @@ class Supervisor:
                 self._go_on_without(team, error)
             if team.is_over():
                 del self._teams[queue]
-        if not self._complete and all(team.is_complete() for team in self._teams.values()):
+        if not (self._complete or self._stops) and all(team.is_complete() for team in self._teams.values()):
             self._complete = True
             logger().info("machine_ready", workers=sum(1 for _ in self._children()), queues=list(self._teams))
         self._snapshots = [each for team in self._teams.values() for each in team.snapshots()]
@@ -247,9 +249,13 @@ class Supervisor:
         self._selector.register(reader, selectors.EVENT_READ)
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # Blocked, also in the workers, and asked for at each step: a background job that writes its log to a
+        # terminal with 'tostop' would be sent SIGTTOU for each try of each line.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SCALING)
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.set_wakeup_fd(woken)
             for number, handler in before.items():
                 signal.signal(number, handler)
