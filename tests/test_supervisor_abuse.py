@@ -91,6 +91,26 @@ class TestStopped:
                     if worker.is_running():
                         worker.kill()
 
+    def test_a_supervisor_that_is_killed_while_workers_finish_does_not_cut_them_off(
+        self, configure: Configure, tiny_classifier: Path, own_redis: Any, tmp_path: Path
+    ) -> None:
+        with Machine(tmp_path, str(configure(tiny_classifier, redis=own_redis.url))) as machine:
+            machine.wait_for("worker_serves")
+            (worker,) = machine.workers()
+            own_redis.process.send_signal(signal.SIGSTOP)  # it waits for an answer
+            try:
+                time.sleep(0.5)
+                machine.signal(signal.SIGTERM)
+                machine.wait_for("draining", 2)
+                time.sleep(0.5)
+                machine.process.kill()
+                time.sleep(2)
+                assert worker.is_running()
+            finally:
+                own_redis.process.send_signal(signal.SIGCONT)
+            wait_until(lambda: not worker.is_running())
+            assert machine.events("stopped")
+
 
 class TestOutput:
     def test_a_log_that_nobody_reads_any_more_ends_no_work(
