@@ -208,6 +208,7 @@ class TestSurroundings:
         [
             ({"cores": [0, 4000]}, "may not use 4000"),
             ({"model": "a\0b"}, "NUL"),
+            ({"redis": "nowhere", "lazy": True}, "not a Redis URL"),
             ({"metrics": 1}, "one address is for all workers"),
         ],
     )

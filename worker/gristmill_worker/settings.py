@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from gristmill.driver import Connections
 from gristmill.errors import InputFileError
 from gristmill.wire import MAX_BODY_BYTES, MAX_TTL_S
 from gristmill_worker.batching.shapes import MAX_TOKENS
@@ -52,6 +53,12 @@ def _without_nul(path: Path) -> Path:
     return path
 
 
+def _check_url(url: str) -> str:
+    Connections(url).close()  # nothing is connected; raises a ValueError for a URL that is none
+    return url
+
+
+RedisUrl = Annotated[str, AfterValidator(_check_url)]
 AnyPath = Annotated[Path, AfterValidator(_without_nul)]
 Address = Annotated[str, BeforeValidator(_read_address)]
 Size = Annotated[int, Field(ge=1)]
@@ -86,7 +93,7 @@ class Settings(BaseModel):
 
     queue: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     model: AnyPath
-    redis: str = "redis://localhost:6379/0"
+    redis: RedisUrl = "redis://localhost:6379/0"
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # default: host, pid and random digits
     # auto: what suits this CPU; null computes nothing: to measure the rest
     engine: Literal["auto", "openvino", "onnxruntime", "deepsparse", "null"] = "auto"

@@ -60,18 +60,22 @@ class Demand(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="demand", daemon=True)
         self._models: dict[str, Lazy] = {}
-        self._urls: dict[str, str] = {}  # by queue; replaced as a whole
+        self._connections: dict[str, Connections] = {}  # by URL
+        self._watched: dict[str, Connections] = {}  # by queue; replaced as a whole
         self._entries: dict[str, int] = {}  # as far as known; replaced as a whole
         self._done = threading.Event()
 
     def watch(self, teams: Sequence[Settings]) -> None:
         """Look at the queues of ``teams``, and at no others."""
+        for each in teams:
+            if each.redis not in self._connections:
+                self._connections[each.redis] = Connections(each.redis)
         known = self._models
         self._models = {each.queue: known.get(each.queue) or Lazy(each.queue, each.idle_s) for each in teams}
         for each in teams:
             self._models[each.queue].idle_s = each.idle_s
-        self._urls = {each.queue: each.redis for each in teams}
-        if self._urls and not self.is_alive():
+        self._watched = {each.queue: self._connections[each.redis] for each in teams}
+        if self._watched and not self.is_alive():
             self.start()
 
     def awake(self, most: int | None, *, short: bool, tried: Collection[str]) -> set[str]:
@@ -97,18 +101,16 @@ class Demand(threading.Thread):
 
     def run(self) -> None:
         """Look until :meth:`stop`."""
-        connections: dict[str, Connections] = {}
         while not self._done.wait(LOOK_S):
             entries = {}
-            for queue, url in self._urls.items():
-                redis = connections.setdefault(url, Connections(url))
+            for queue, redis in self._watched.items():
                 try:
                     lengths = redis.calls(*(("XLEN", stream) for stream in keys.streams(queue)))
                 except ERRORS:  # what is loaded says what is wrong
                     lengths = [self._entries.get(queue, 0)]
                 entries[queue] = sum(lengths)
             self._entries = entries
-        for redis in connections.values():
+        for redis in list(self._connections.values()):
             redis.close()
 
     def stop(self) -> None:

@@ -36,7 +36,7 @@ WATCH_S: Final = 2.0
 STOPPED_S: Final = 5.0  # without a step: this process was stopped itself, or the whole machine was
 SCALING: Final = {signal.SIGTTIN: 1, signal.SIGTTOU: -1}
 STOPPING: Final = {signal.SIGTERM, signal.SIGINT}
-SIGNALS: Final = {*STOPPING, signal.SIGHUP, signal.SIGCHLD}
+SIGNALS: Final = {*STOPPING, signal.SIGHUP, signal.SIGCHLD, *SCALING}
 
 
 class Supervisor:
@@ -183,6 +183,7 @@ class Supervisor:
         if len(wanted) < len(found):
             raise InputFileError("two configurations name the same queue: each needs one of its own")
         shares = self._shares(found)
+        self._demand.watch([settings for settings in found if settings.lazy])
         for queue, team in self._teams.items():
             if queue not in wanted:
                 team.dismiss()
@@ -190,7 +191,6 @@ class Supervisor:
             if queue not in self._teams:
                 self._teams[queue] = Team(settings, self._register, self._may_start)
             self._teams[queue].want(settings, cores, renew=queue in renewed)
-        self._demand.watch([settings for settings in found if settings.lazy])
 
     def _load_on_demand(self) -> None:
         """Load the lazy models that are asked for, in the place of others where there is room for no more."""
@@ -249,8 +249,9 @@ class Supervisor:
         self._selector.register(reader, selectors.EVENT_READ)
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        # Blocked, also in the workers, and asked for at each step: a background job that writes its log to a
-        # terminal with 'tostop' would be sent SIGTTOU for each try of each line.
+        # Blocked where logs are written, also in the workers, and asked for at each step: a background job
+        # would be sent SIGTTOU for each try of each line to a terminal with 'tostop'. Threads that a library
+        # started before do not block them, and get them as any others.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, SCALING)
         try:
             yield
