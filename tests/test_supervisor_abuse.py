@@ -208,7 +208,6 @@ class TestSurroundings:
         [
             ({"cores": [0, 4000]}, "may not use 4000"),
             ({"model": "a\0b"}, "NUL"),
-            ({"redis": "nowhere", "lazy": True}, "not a Redis URL"),
             ({"metrics": 1}, "one address is for all workers"),
         ],
     )
@@ -222,6 +221,18 @@ class TestSurroundings:
         with Machine(tmp_path, *map(str, paths)) as machine:
             assert machine.process.wait(timeout=60) == ExitCode.BAD_INPUT
             assert reason in machine.log.read_text("utf-8").splitlines()[-1]
+
+    def test_a_redis_url_that_is_none_is_refused_at_the_start_and_at_a_reload(
+        self, configure: Configure, tiny_classifier: Path, tmp_path: Path
+    ) -> None:
+        with Machine(tmp_path, str(configure(tiny_classifier, lazy=True, redis="nowhere"))) as machine:
+            assert machine.process.wait(timeout=60) == ExitCode.USAGE
+            assert "not a Redis URL" in machine.log.read_text("utf-8").splitlines()[-1]
+        with Machine(tmp_path, str(configure(tiny_classifier, lazy=True))) as machine:
+            machine.wait_for("machine_ready")
+            configure(tiny_classifier, lazy=True, redis="nowhere")
+            machine.wait_for("reload_refused")
+            assert machine.stop() == ExitCode.OK
 
     def test_metrics_are_served_whichever_configuration_asks_for_them(
         self, configure: Configure, tiny_classifier: Path, tmp_path: Path

@@ -53,12 +53,6 @@ def _without_nul(path: Path) -> Path:
     return path
 
 
-def _check_url(url: str) -> str:
-    Connections(url).close()  # nothing is connected; raises a ValueError for a URL that is none
-    return url
-
-
-RedisUrl = Annotated[str, AfterValidator(_check_url)]
 AnyPath = Annotated[Path, AfterValidator(_without_nul)]
 Address = Annotated[str, BeforeValidator(_read_address)]
 Size = Annotated[int, Field(ge=1)]
@@ -93,7 +87,7 @@ class Settings(BaseModel):
 
     queue: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     model: AnyPath
-    redis: RedisUrl = "redis://localhost:6379/0"
+    redis: str = "redis://localhost:6379/0"
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # default: host, pid and random digits
     # auto: what suits this CPU; null computes nothing: to measure the rest
     engine: Literal["auto", "openvino", "onnxruntime", "deepsparse", "null"] = "auto"
@@ -141,7 +135,9 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
     """Merge, the first going first: ``flags`` that are not None, GRISTMILL_* variables, the file, defaults.
 
     A nested field's variable joins the names with two underscores: GRISTMILL_BATCH__MAX_ITEMS. Lists are
-    written as in YAML, an empty variable counts as none. Raises :class:`InputFileError`.
+    written as in YAML, an empty variable counts as none.
+
+    Raises InputFileError, and InvalidRequestError for a Redis URL that is none.
     """
     merged = _read_file(path) if path is not None else {}
     for name, value in _from_env(env).items():
@@ -151,9 +147,11 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
             merged[name] = value
     merged |= {name: value for name, value in flags.items() if value is not None}
     try:
-        return Settings.model_validate(merged)
+        settings = Settings.model_validate(merged)
     except ValidationError as error:
         raise InputFileError(f"the settings cannot be used: {describe(error)}") from error
+    Connections(settings.redis).close()  # nothing was connected: it looks at the URL
+    return settings
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from gristmill.errors import ExitCode, InputFileError
+from gristmill.errors import ExitCode, GristmillError, InputFileError
 from gristmill_worker import health
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.child import Child, Phase
@@ -160,7 +160,7 @@ class Supervisor:
         """Read the configurations again; teams of ``queues`` get new workers even if nothing changed."""
         try:
             self._apply(self._load(), queues)
-        except InputFileError as error:
+        except GristmillError as error:
             logger().error("reload_refused", error=str(error), kept="the workers that serve")
 
     def _scale(self, more: int) -> None:
