@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,14 +17,25 @@ from conftest import wait_until
 
 
 class Machine:
-    """A supervisor under test; a context manager that leaves nothing behind."""
+    """A supervisor under test; a context manager that leaves nothing behind.
 
-    def __init__(self, folder: Path, *args: str, env: dict[str, str] | None = None) -> None:
+    ``python`` are Python's arguments, ``wrapped`` a program that is to start it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *args: str,
+        env: dict[str, str] | None = None,
+        python: Sequence[str] = ("-m", "gristmill_worker"),
+        wrapped: Sequence[str] = (),
+        cwd: Path | None = None,
+    ) -> None:
         self.log = folder / f"supervisor-{len(list(folder.glob('supervisor-*')))}.log"
-        command = [sys.executable, "-m", "gristmill_worker", "run", *args]
+        command = [*wrapped, sys.executable, *python, "run", *args]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **(env or {})}
+                command, stdout=log, stderr=log, env={**os.environ, **(env or {})}, cwd=cwd
             )
         self._own = psutil.Process(self.process.pid)
 

@@ -80,8 +80,10 @@ def test_everybody_gets_something_and_no_core_twice_while_there_are_enough(
     assert all(len({node_of[cpu] for cpu in each.cpus}) == 1 for share in shares for each in share)
 
 
-def lazy(queue: str, entries: int = 0, used_at: float = 0.0, awake_at: float | None = None) -> Lazy:
-    return Lazy(queue, idle_s=10.0, entries=entries, used_at=used_at, awake_at=awake_at)
+def lazy(
+    queue: str, entries: int = 0, used_at: float = 0.0, turn_at: float | None = None, *, awake: bool = False
+) -> Lazy:
+    return Lazy(queue, 10.0, entries, used_at, awake=awake or turn_at is not None, turn_at=turn_at)
 
 
 class TestOnDemand:
@@ -89,17 +91,44 @@ class TestOnDemand:
         assert choose_awake([lazy("a", 1), lazy("b")], 5, now=0.0) == {"a"}
 
     def test_it_stays_until_it_was_idle_for_long(self) -> None:
-        models = [lazy("a", used_at=95.0, awake_at=0.0), lazy("b", used_at=80.0, awake_at=0.0)]
+        models = [lazy("a", used_at=95.0, turn_at=0.0), lazy("b", used_at=80.0, turn_at=0.0)]
         assert choose_awake(models, 5, now=100.0) == {"a"}
 
     def test_the_least_recently_used_gives_way(self) -> None:
-        there = [lazy("a", used_at=96.0, awake_at=0.0), lazy("b", used_at=95.0, awake_at=50.0)]
+        there = [lazy("a", used_at=96.0, turn_at=0.0), lazy("b", used_at=95.0, turn_at=50.0)]
         assert choose_awake([*there, lazy("c", 1)], 2, now=100.0) == {"a", "c"}
 
     def test_who_has_work_gives_way_after_its_turn_only(self) -> None:
-        there = [lazy("a", 9, awake_at=100.0), lazy("b", 9, awake_at=99.0)]
+        there = [lazy("a", 9, turn_at=100.0), lazy("b", 9, turn_at=99.0)]
         assert choose_awake([*there, lazy("c", 1)], 2, now=101.0) == {"a", "b"}
         assert choose_awake([*there, lazy("c", 1)], 2, now=100.5 + TURN_S) == {"a", "c"}
+
+    def test_who_still_loads_has_not_had_its_turn(self) -> None:
+        models = [lazy("a", 9, awake=True), lazy("b", 9)]
+        assert choose_awake(models, 1, now=10 * TURN_S) == {"a"}
+
+    def test_all_that_have_work_all_the_time_have_their_turn(self) -> None:
+        models = [lazy(name, 9) for name in "abcd"]
+        seen = []
+        for turn in range(1, 9):
+            (queue,) = choose_awake(models, 1, now=2 * TURN_S * turn)
+            for each in models:
+                if each.awake and each.queue != queue:
+                    each.left_at = 2 * TURN_S * turn
+                each.awake = each.queue == queue
+                each.turn_at = 2 * TURN_S * turn if each.awake else None
+            seen.append(queue)
+        assert seen == [*"abcd", *"abcd"]
+
+
+def test_a_number_for_which_others_leave_no_core_is_refused_with_advice() -> None:
+    with pytest.raises(InputFileError, match="leave no core for this one"):
+        share_cores(facts(1), [Wish(workers=1), Wish(workers=1)])
+
+
+def test_cpus_that_may_not_be_used_are_named() -> None:
+    with pytest.raises(InputFileError, match="may not use 7, 9"):
+        share_cores(facts(4), [Wish(), Wish(cores=(3, 7, 9))])
 
 
 def test_few_workers_are_spread_over_the_nodes() -> None:

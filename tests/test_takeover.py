@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from gristmill import Client, keys
 from gristmill.driver import Connections
 from gristmill_worker import process
 from gristmill_worker.sources import black_box
+from gristmill_worker.sources.base import Delivery
+from gristmill_worker.sources.black_box import BlackBox
 from gristmill_worker.sources.streams import StreamSource
 
 TEXTS = ["the miller grinds the corn", "water turns the wheel", "bread", "a horse and a cart on the road"]
@@ -155,6 +158,7 @@ from gristmill_worker.sources.base import Delivery
 from gristmill_worker.sources.black_box import BlackBox
 
 box = BlackBox()
+box.open()
 with box.exposing([Delivery(b"1-0", {}, 1)]):
     pass
 with box.exposing([Delivery(b"%d-0" % i, {}, 1, "high") for i in range(int(sys.argv[1]))]):
@@ -184,6 +188,36 @@ class TestBlackBox:
         name, found = note_of_the_dead(20_000)
         assert found is None
         black_box.remove(name)
+
+    def test_all_its_memory_is_there_from_the_start(self) -> None:
+        box = BlackBox()
+        box.open()
+        try:
+            (path,) = black_box.FOLDER.glob(f"gristmill-*-{os.getpid()}-*")
+            found = path.stat()
+            assert found.st_blocks * 512 >= found.st_size > 0
+        finally:
+            box.close()
+        assert not path.exists()
+
+    def test_threads_that_have_no_place_in_it_make_all_suspect(self) -> None:
+        box = BlackBox()
+        box.open()
+        barrier = threading.Barrier(black_box.THREADS + 1)
+
+        def work() -> None:
+            barrier.wait()  # at the same time: else they would have the same number
+            with box.exposing([Delivery(b"1-0", {}, 1)]):
+                barrier.wait()
+
+        threads = [threading.Thread(target=work) for _ in range(black_box.THREADS + 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with box.exposing([Delivery(b"2-0", {}, 1)]):
+            assert black_box.read(process.own()) is None
+        box.close()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
     def test_a_note_that_somebody_else_wrote_is_not_believed(self) -> None:

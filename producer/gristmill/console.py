@@ -50,7 +50,9 @@ def run(group: click.Group) -> NoReturn:
         try:
             os.fstat(descriptor)
         except OSError:  # closed by who started us: the next file opened would take its place
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)  # what Ctrl-C tidies up, they do as well
     try:

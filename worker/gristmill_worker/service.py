@@ -29,7 +29,7 @@ from gristmill_worker.sharing import Sharing
 from gristmill_worker.sources.base import ServedSource
 from gristmill_worker.sources.streams import StreamSource
 from gristmill_worker.tasks.base import make_task
-from gristmill_worker.telemetry import configure_logging, logger
+from gristmill_worker.telemetry import configure_logging, logger, say
 from gristmill_worker.topology.bind import bind
 from gristmill_worker.topology.facts import read_facts
 from gristmill_worker.topology.plan import core_set_of
@@ -162,7 +162,7 @@ class _Stop:
             os._exit(ExitCode.FORCED)  # what is pending stays so, and is taken over after the lease
         self.event.set()
         # A logger is not reentrant.
-        os.write(sys.stderr.fileno(), b'{"event": "draining", "signal": %d}\n' % number)
+        say(f'{{"event": "draining", "signal": {number}}}\n')
 
 
 def _serve(loop: Loop, pulse: Pulse, sizing: Sizing, vitals: Vitals, stop: _Stop) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from gristmill.driver import Connections
 from gristmill.errors import InputFileError
 from gristmill.wire import MAX_BODY_BYTES, MAX_TTL_S
 from gristmill_worker.batching.shapes import MAX_TOKENS
@@ -46,6 +47,13 @@ def _read_address(value: Any) -> Any:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _without_nul(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("no path has a NUL character")
+    return path
+
+
+AnyPath = Annotated[Path, AfterValidator(_without_nul)]
 Address = Annotated[str, BeforeValidator(_read_address)]
 Size = Annotated[int, Field(ge=1)]
 
@@ -78,7 +86,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     queue: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    model: Path
+    model: AnyPath
     redis: str = "redis://localhost:6379/0"
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # default: host, pid and random digits
     # auto: what suits this CPU; null computes nothing: to measure the rest
@@ -86,7 +94,7 @@ class Settings(BaseModel):
     form: str = "auto"  # of the model: "fp32", or what 'model quantize' made
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # of what is computed in floats
     engine_memory_mb: int = Field(MEMORY_MB, ge=0)  # for compilations of single shapes
-    cache_dir: Path | None = None  # for what an engine loads faster the next time
+    cache_dir: AnyPath | None = None  # for what an engine loads faster the next time
     threads: int = Field(1, ge=1)
     cores: CpuList | None = None  # CPUs to run on; default: those that the process was given
     memory_policy: MemoryPolicy = "preferred"  # of the NUMA node of ``cores``
@@ -127,7 +135,9 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
     """Merge, the first going first: ``flags`` that are not None, GRISTMILL_* variables, the file, defaults.
 
     A nested field's variable joins the names with two underscores: GRISTMILL_BATCH__MAX_ITEMS. Lists are
-    written as in YAML, an empty variable counts as none. Raises :class:`InputFileError`.
+    written as in YAML, an empty variable counts as none.
+
+    Raises InputFileError, and InvalidRequestError for a Redis URL that is none.
     """
     merged = _read_file(path) if path is not None else {}
     for name, value in _from_env(env).items():
@@ -137,9 +147,11 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
             merged[name] = value
     merged |= {name: value for name, value in flags.items() if value is not None}
     try:
-        return Settings.model_validate(merged)
+        settings = Settings.model_validate(merged)
     except ValidationError as error:
         raise InputFileError(f"the settings cannot be used: {describe(error)}") from error
+    Connections(settings.redis).close()  # nothing was connected: it looks at the URL
+    return settings
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import logging
-import sys
+import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from io import StringIO
+from typing import Any, Final
 
 import structlog
+
+STDERR: Final = 2
+
+
+class _Stderr(StringIO):
+    """A log that nobody reads any more, or whose disk is full, ends no work."""
+
+    def write(self, text: str) -> int:
+        say(text)
+        return len(text)
+
+
+def say(text: str) -> None:
+    """Write to stderr at once, if that can be done; also from signal handlers."""
+    rest = text.encode("utf-8", "backslashreplace")
+    with suppress(OSError):
+        while rest:
+            rest = rest[os.write(STDERR, rest) :]
 
 
 def configure_logging(level: str) -> None:
@@ -28,7 +47,7 @@ def configure_logging(level: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=_Stderr()),
         cache_logger_on_first_use=True,
     )
 

@@ -24,7 +24,7 @@ Entry = tuple[str, bytes]  # priority and entry ID, which two streams may have i
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - memory, also where the disk is slow or full; checked below
 THREADS: Final = 8
 _LENGTH: Final = struct.Struct("<I")
-_PART_BYTES: Final = 128 * 1024  # of one thread; pages that nobody touches take no memory
+_PART_BYTES: Final = 32 * 1024  # of one thread, for more than a thousand requests
 _ANY: Final = 0xFFFFFFFF  # a length that says: it may be any of them
 
 
@@ -36,7 +36,10 @@ class BlackBox:
         self._map: mmap.mmap | None = None
         self._parts: dict[int, int] = {}  # thread -> where its part begins
         self._lock = threading.Lock()
-        if self._path is not None:
+
+    def open(self) -> None:
+        """Begin the note. Who inherits from this process removes it, so others have to know the process."""
+        if self._path is not None and self._map is None:
             with suppress(OSError):
                 self._map = _create(self._path)
 
@@ -58,7 +61,7 @@ class BlackBox:
             _LENGTH.pack_into(self._map, part, 0)
 
     def close(self) -> None:
-        """Remove the note: this process ends in good order."""
+        """Remove the note: this process ends in good order, or the note would not be the whole truth."""
         if self._map is not None and self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -68,8 +71,7 @@ class BlackBox:
             with self._lock:
                 number = len(self._parts)
                 if number >= THREADS:
-                    if self._map is not None:
-                        _LENGTH.pack_into(self._map, 0, _ANY)
+                    self.close()  # what this thread has is in no note: without one all is suspect
                     return None
                 self._parts[thread] = number * _PART_BYTES
         return self._parts[thread]
@@ -121,7 +123,11 @@ def _path(name: str) -> Path | None:
 def _create(path: Path) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        os.ftruncate(descriptor, THREADS * _PART_BYTES)
+        # All of it now: where the memory is short a write to a page that is not there would end the process.
+        os.posix_fallocate(descriptor, 0, THREADS * _PART_BYTES)
         return mmap.mmap(descriptor, THREADS * _PART_BYTES)
+    except OSError:
+        path.unlink()
+        raise
     finally:
         os.close(descriptor)

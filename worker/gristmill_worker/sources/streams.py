@@ -195,6 +195,7 @@ class StreamSource:
             except ResponseError as error:
                 if not str(error).startswith("BUSYGROUP"):
                     raise
+        self._black_box.open()
         self._ready = not full
 
     @contextmanager

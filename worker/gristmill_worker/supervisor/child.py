@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from enum import Enum
+from pathlib import Path
 from typing import Final
 
 from gristmill.errors import ExitCode
@@ -31,7 +33,7 @@ class Phase(Enum):
 
 
 class Child:
-    """Starts a process at once; all methods return at once."""
+    """Starts a process at once; all methods return at once. Raises OSError where none can be started."""
 
     def __init__(self, settings: Settings, cores: CoreSet) -> None:
         here, there = socket.socketpair()
@@ -42,15 +44,24 @@ class Child:
         self.since = self.heard_at = time.monotonic()  # of the phase, and of the last message
         self.served_at: float | None = None
         self.snapshot: Snapshot | None = None
+        self.fresh_bytes = 0  # resident, when it was ready
         self.memory: dict[str, float] = {}  # rss_mb, pss_mb and uss_mb, as it said last
-        self._is_deaf = False
+        self._is_deaf = self._is_killed = False
+        self._excused_until = 0.0
         self.error = ""  # what it said before it ended
-        command = [sys.executable, "-m", "gristmill_worker.supervisor.entry", str(there.fileno())]
+        # A module that happens to lie in the working folder is for a worker only if it is for the supervisor.
+        flags = [] if str(Path.cwd()) in sys.path else ["-P"]
+        command = [sys.executable, *flags, "-m", "gristmill_worker.supervisor.entry", str(there.fileno())]
         with there:
-            # A process group of its own: Ctrl-C is for the supervisor alone.
-            self._process = subprocess.Popen(command, pass_fds=[there.fileno()], process_group=0)
+            try:
+                # A process group of its own: Ctrl-C is for the supervisor alone.
+                self._process = subprocess.Popen(command, pass_fds=[there.fileno()], process_group=0)
+            except OSError:
+                here.close()
+                raise
         self.channel = Channel(here)
-        self.channel.send(settings=self.settings.model_dump(mode="json"))
+        with suppress(OSError):  # it ended at once
+            self.channel.send(settings=self.settings.model_dump(mode="json"))
         here.setblocking(False)  # a worker that does not read must not hold up the others
 
     @property
@@ -79,7 +90,12 @@ class Child:
             self._process.send_signal(signal.SIGCONT)  # if it was stopped
 
     def kill(self) -> None:
+        self._is_killed = True
         self._process.kill()
+
+    def excuse(self) -> None:
+        """Do not judge it for a while: the supervisor itself was stopped, and knows nothing of meanwhile."""
+        self._excused_until = time.monotonic() + SILENCE_S
 
     def hear(self) -> bool:
         """Take in what it sent; False if nothing more will come."""
@@ -94,6 +110,7 @@ class Child:
             self.heard_at = time.monotonic()
             if "ready" in message and self.phase is Phase.LOADING:
                 self._become(Phase.READY)
+                self.fresh_bytes = message["ready"]["rss_bytes"]
             self.snapshot = message.get("ready") or message.get("snapshot") or self.snapshot
             self.memory = message.get("memory", self.memory)
             self.error = message.get("failed", self.error)
@@ -102,6 +119,8 @@ class Child:
     def complaint(self) -> str:
         """Say why it is to be killed, '' if it is not."""
         now = time.monotonic()
+        if self._is_killed or now < self._excused_until:
+            return ""
         if self.phase is Phase.LOADING and now - self.since > LOADING_S:
             return f"it was not ready after {LOADING_S:.0f} s"
         if self.phase in {Phase.READY, Phase.SERVING} and now - self.heard_at > SILENCE_S:

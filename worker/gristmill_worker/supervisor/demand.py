@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,22 +24,27 @@ class Lazy:
     idle_s: float  # without a request, until it may be unloaded
     entries: int = 0  # requests in the queue, also those that a worker has
     used_at: float = 0.0
-    awake_at: float | None = None  # None: not loaded
+    awake: bool = False  # loaded, or being loaded
+    turn_at: float | None = None  # awake: since when it serves, or it turned out that it cannot
+    left_at: float = 0.0  # when it was unloaded the last time
 
 
 def choose_awake(models: Sequence[Lazy], most: int, now: float) -> set[str]:
     """Return the queues whose models are to be loaded, ``most`` at a time.
 
     A model stays while it was used within ``idle_s``. One that is asked for gets a free place, or that of
-    the one without requests that was used the least recently, or else of one that has had its turn.
+    the one without requests that was used the least recently, or else of one that has had its turn. Who had
+    none for the longest goes first.
     """
-    awake = [each for each in models if each.awake_at is not None]
+    awake = [each for each in models if each.awake]
     awake = [each for each in awake if each.entries or now - each.used_at < each.idle_s]
-    asked = [each for each in models if each.entries and each.awake_at is None]
+    asked = sorted(
+        (each for each in models if each.entries and not each.awake), key=lambda each: each.left_at
+    )
     chosen = {each.queue for each in awake}
     leaving = sorted((each for each in awake if not each.entries), key=lambda each: each.used_at)
-    turns = sorted((each for each in awake if each.entries), key=lambda each: each.awake_at or 0.0)
-    leaving += [each for each in turns if now - (each.awake_at or 0.0) > TURN_S]
+    turns = [(each.turn_at, each) for each in awake if each.entries and each.turn_at is not None]
+    leaving += [each for at, each in sorted(turns, key=lambda turn: turn[0]) if now - at > TURN_S]
     for each in asked:
         if len(chosen) >= most:
             if not leaving:
@@ -55,49 +60,57 @@ class Demand(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="demand", daemon=True)
         self._models: dict[str, Lazy] = {}
-        self._urls: dict[str, str] = {}  # by queue; replaced as a whole
+        self._connections: dict[str, Connections] = {}  # by URL
+        self._watched: dict[str, Connections] = {}  # by queue; replaced as a whole
         self._entries: dict[str, int] = {}  # as far as known; replaced as a whole
         self._done = threading.Event()
 
     def watch(self, teams: Sequence[Settings]) -> None:
         """Look at the queues of ``teams``, and at no others."""
+        for each in teams:
+            if each.redis not in self._connections:
+                self._connections[each.redis] = Connections(each.redis)
         known = self._models
-        self._models = {each.queue: Lazy(each.queue, each.idle_s) for each in teams}
-        for queue, model in self._models.items():
-            if queue in known:
-                model.used_at, model.awake_at = known[queue].used_at, known[queue].awake_at
-        self._urls = {each.queue: each.redis for each in teams}
-        if self._urls and not self.is_alive():
+        self._models = {each.queue: known.get(each.queue) or Lazy(each.queue, each.idle_s) for each in teams}
+        for each in teams:
+            self._models[each.queue].idle_s = each.idle_s
+        self._watched = {each.queue: self._connections[each.redis] for each in teams}
+        if self._watched and not self.is_alive():
             self.start()
 
-    def awake(self, most: int | None, *, short: bool) -> set[str]:
-        """Return the queues whose models are to be loaded; ``short``: there is memory for no more."""
+    def awake(self, most: int | None, *, short: bool, tried: Collection[str]) -> set[str]:
+        """Return the queues whose models are to be loaded; ``short``: there is memory for no more.
+
+        Those in ``tried`` serve, or could not get ready: their turn has begun.
+        """
         now = time.monotonic()
         for queue, model in self._models.items():
             model.entries = self._entries.get(queue, 0)
             if model.entries:
                 model.used_at = now
-        there = sum(model.awake_at is not None for model in self._models.values())
+            if model.awake and model.turn_at is None and queue in tried:
+                model.turn_at = now
+        there = sum(model.awake for model in self._models.values())
         places = min(most or len(self._models), max(there, 1) if short else len(self._models))
         chosen = choose_awake(list(self._models.values()), places, now)
         for queue, model in self._models.items():
-            model.awake_at = (model.awake_at or now) if queue in chosen else None
+            if model.awake and queue not in chosen:
+                model.turn_at, model.left_at = None, now
+            model.awake = queue in chosen
         return chosen
 
     def run(self) -> None:
         """Look until :meth:`stop`."""
-        connections: dict[str, Connections] = {}
         while not self._done.wait(LOOK_S):
             entries = {}
-            for queue, url in self._urls.items():
-                redis = connections.setdefault(url, Connections(url))
+            for queue, redis in self._watched.items():
                 try:
                     lengths = redis.calls(*(("XLEN", stream) for stream in keys.streams(queue)))
                 except ERRORS:  # what is loaded says what is wrong
                     lengths = [self._entries.get(queue, 0)]
                 entries[queue] = sum(lengths)
             self._entries = entries
-        for redis in connections.values():
+        for redis in list(self._connections.values()):
             redis.close()
 
     def stop(self) -> None:

@@ -7,8 +7,10 @@ import signal
 import socket
 import sys
 import threading
+import time
+from contextlib import suppress
 from itertools import count
-from typing import Final
+from typing import Final, NoReturn
 
 from gristmill.errors import ExitCode, GristmillError
 from gristmill_worker.memory import memory_mb
@@ -19,7 +21,7 @@ from gristmill_worker.telemetry import logger
 
 REPORT_S: Final = 1.0
 MEMORY_EVERY: Final = 10  # reports
-ALONE_S: Final = 60.0  # to finish what was taken after the supervisor died
+ALONE_S: Final = 60  # to finish what was taken after the supervisor died
 
 
 class Reporter:
@@ -28,13 +30,16 @@ class Reporter:
     def __init__(self, channel: Channel, settings: Settings) -> None:
         self._channel = channel
         self._settings = settings
+        self._provide: Provide | None = None  # there when it is ready
         self._go = threading.Event()
         self._cores: tuple[int, ...] = ()
+        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
 
     def ready(self, provide: Provide) -> None:
         """Tell the supervisor that the engine is warm, and wait for its word."""
-        self._channel.send(ready=provide(), memory=memory_mb())
-        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
+        self._provide = provide
+        with suppress(OSError):  # the other thread sees it too
+            self._channel.send(ready=provide(), memory=memory_mb())
         threading.Thread(target=self._report, args=(provide,), name="report", daemon=True).start()
         self._go.wait()
         if self._cores != self._settings.cores:  # it was a spare
@@ -47,8 +52,18 @@ class Reporter:
                     self._cores = tuple(message["go"])
                     self._go.set()
         # The supervisor is gone: nobody would start this worker again, nor stop it.
-        os.kill(os.getpid(), signal.SIGTERM)
-        threading.Event().wait(ALONE_S)
+        if self._provide is None or not self._go.is_set():
+            os._exit(ExitCode.FORCED)  # nothing was taken yet
+        self._finish(self._provide)
+
+    def _finish(self, provide: Provide) -> NoReturn:
+        """Let this worker finish what it has. It may be at that already: a second signal would end it."""
+        told = False
+        for _ in range(ALONE_S):
+            time.sleep(1)
+            if provide()["ready"] and not told:
+                os.kill(os.getpid(), signal.SIGTERM)
+                told = True
         os._exit(ExitCode.FORCED)
 
     def _report(self, provide: Provide) -> None:
@@ -78,7 +93,8 @@ def main() -> int:
     try:
         return serve(settings, ready=Reporter(channel, settings).ready)
     except GristmillError as error:
-        channel.send(failed=str(error))
+        with suppress(OSError):
+            channel.send(failed=str(error))
         return error.exit_code
 
 

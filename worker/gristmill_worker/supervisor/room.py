@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -28,4 +29,4 @@ def available_mb(root: Path = Path("/")) -> float:
     """Return the memory that can be had without swapping, in MiB: the machine's, or what a cgroup leaves."""
     machine = read_kilobytes(root / "proc/meminfo", "MemAvailable")
     left = [each for each in (machine, memory_left_bytes(root)) if each is not None]
-    return min(left, default=0) / 2**20
+    return min(left, default=math.inf) / 2**20  # unknown: let it be tried

@@ -24,13 +24,21 @@ def share_cores(facts: Facts, wishes: Sequence[Wish]) -> list[list[CoreSet]]:
 
     Those that name a number of workers get theirs first; the others divide what is left evenly. Where nothing
     is left for one, it gets a single worker on cores that others have too. Raises InputFileError for a number
-    of workers that does not fit.
+    of workers that does not fit, and for CPUs that may not be used.
     """
+    for wish in wishes:
+        if unknown := {*(wish.cores or ())} - {cpu.number for cpu in facts.cpus}:
+            raise InputFileError(f"cores: this process may not use {', '.join(map(str, sorted(unknown)))}")
     found: list[list[CoreSet]] = [[] for _ in wishes]
     left = facts
     for i, wish in enumerate(wishes):
         if wish.workers != AUTO:
             allowed = _within(left, wish.cores)
+            if not allowed.cores and left is not facts:
+                raise InputFileError(
+                    f"workers: {wish.workers}: the other configurations leave no core for this one: let them "
+                    "have fewer workers, or let this one have 'auto', which shares a core where none is left"
+                )
             found[i] = plan(allowed, workers=wish.workers, cores_per_worker=wish.cores_per_worker)
             left = _without(left, found[i])
     open_ones = [i for i, wish in enumerate(wishes) if wish.workers == AUTO]

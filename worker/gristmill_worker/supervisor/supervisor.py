@@ -17,15 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from gristmill.errors import ExitCode, InputFileError
+from gristmill.errors import ExitCode, GristmillError, InputFileError
 from gristmill_worker import health
-from gristmill_worker.models import manifest
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.child import Child, Phase
 from gristmill_worker.supervisor.demand import Demand
 from gristmill_worker.supervisor.room import available_mb, is_room
 from gristmill_worker.supervisor.shares import Wish, share_cores
-from gristmill_worker.supervisor.team import Team
+from gristmill_worker.supervisor.team import CannotStartError, Team
 from gristmill_worker.supervisor.watch import Watch
 from gristmill_worker.telemetry import logger
 from gristmill_worker.topology.facts import read_facts
@@ -34,6 +33,7 @@ from gristmill_worker.vitals import Snapshot
 
 TICK_S: Final = 0.25
 WATCH_S: Final = 2.0
+STOPPED_S: Final = 5.0  # without a step: this process was stopped itself, or the whole machine was
 SCALING: Final = {signal.SIGTTIN: 1, signal.SIGTTOU: -1}
 STOPPING: Final = {signal.SIGTERM, signal.SIGINT}
 SIGNALS: Final = {*STOPPING, signal.SIGHUP, signal.SIGCHLD, *SCALING}
@@ -58,6 +58,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
         self._stops = 0  # signals to stop
+        self._stepped_at = time.monotonic()
         self._complete = False  # every worker has served once
 
     def run(self) -> ExitCode:
@@ -66,7 +67,7 @@ class Supervisor:
         Raises InputFileError for settings that cannot be used, CannotStartError where no worker gets ready.
         """
         settings = self._load()
-        with self._listening(), self._shown(settings[0]):
+        with self._listening(), self._shown(settings):
             try:
                 self._apply(settings)
                 while not self._stops:
@@ -76,7 +77,7 @@ class Supervisor:
             finally:
                 self._demand.stop()
                 forced = self._wind_up()
-        logger().info("supervisor_stopped", forced=forced)
+                logger().info("supervisor_stopped", forced=forced)
         return ExitCode.FORCED if forced else ExitCode.OK
 
     def _step(self) -> None:
@@ -87,16 +88,36 @@ class Supervisor:
             elif not key.data.hear():
                 self._selector.unregister(key.fileobj)
                 key.data.channel.close()
+        self._notice_a_stop()
+        while scaling := signal.sigtimedwait(SCALING, 0):
+            self._signals.append(scaling.si_signo)
         while self._signals:
             self._on_signal(self._signals.pop(0))
         for queue, team in list(self._teams.items()):
-            team.reconcile()
+            try:
+                team.reconcile()
+            except CannotStartError as error:
+                self._go_on_without(team, error)
             if team.is_over():
                 del self._teams[queue]
-        if not self._complete and all(team.is_complete() for team in self._teams.values()):
+        if not (self._complete or self._stops) and all(team.is_complete() for team in self._teams.values()):
             self._complete = True
             logger().info("machine_ready", workers=sum(1 for _ in self._children()), queues=list(self._teams))
         self._snapshots = [each for team in self._teams.values() for each in team.snapshots()]
+
+    def _notice_a_stop(self) -> None:
+        """Judge no worker by what it last said before this process was stopped itself (Ctrl-Z, a freezer)."""
+        before, self._stepped_at = self._stepped_at, time.monotonic()
+        if self._stepped_at - before > STOPPED_S:
+            for child in self._children():
+                child.excuse()
+
+    def _go_on_without(self, team: Team, error: CannotStartError) -> None:
+        """Keep the other teams at work, once all had started; raises ``error`` where there is none."""
+        others = [each for each in self._teams.values() if each is not team and not each.is_dismissed()]
+        if not self._complete or not any(other.is_complete() for other in others):
+            raise error
+        logger().error("model_cannot_start", queue=team.settings.queue, error=str(error))
 
     def _wind_up(self) -> bool:
         """Let all workers finish; another signal ends them at once, which is then returned."""
@@ -130,22 +151,28 @@ class Supervisor:
         if time.monotonic() < self._watch_at:
             return
         self._watch_at = time.monotonic() + WATCH_S
-        models = {team.settings.model / manifest.FILE_NAME: queue for queue, team in self._teams.items()}
-        if changed := self._watch.look([*self._paths, *models]):
+        models = {queue: team.settings.model for queue, team in self._teams.items()}
+        if changed := self._watch.look({*self._paths, *models.values()}):
             logger().info("files_changed", files=[str(path) for path in changed])
-            self._reload({models[path] for path in changed if path in models})
+            self._reload({queue for queue, model in models.items() if model in changed})
 
     def _reload(self, queues: Collection[str]) -> None:
         """Read the configurations again; teams of ``queues`` get new workers even if nothing changed."""
         try:
             self._apply(self._load(), queues)
-        except InputFileError as error:
+        except GristmillError as error:
             logger().error("reload_refused", error=str(error), kept="the workers that serve")
 
     def _scale(self, more: int) -> None:
+        settings = [team.settings for team in self._teams.values() if not team.is_dismissed()]
+        before = self._shares(settings)
         self._extra += more
         try:
-            self._apply([team.settings for team in self._teams.values()])
+            if self._shares(settings) == before:  # else as many signals more would be needed later
+                self._extra -= more
+                logger().error("scaling_refused", error="each model has one worker already")
+                return
+            self._apply(settings)
         except InputFileError as error:
             self._extra -= more
             logger().error("scaling_refused", error=str(error))
@@ -156,6 +183,7 @@ class Supervisor:
         if len(wanted) < len(found):
             raise InputFileError("two configurations name the same queue: each needs one of its own")
         shares = self._shares(found)
+        self._demand.watch([settings for settings in found if settings.lazy])
         for queue, team in self._teams.items():
             if queue not in wanted:
                 team.dismiss()
@@ -163,12 +191,12 @@ class Supervisor:
             if queue not in self._teams:
                 self._teams[queue] = Team(settings, self._register, self._may_start)
             self._teams[queue].want(settings, cores, renew=queue in renewed)
-        self._demand.watch([settings for settings in found if settings.lazy])
 
     def _load_on_demand(self) -> None:
         """Load the lazy models that are asked for, in the place of others where there is room for no more."""
         short = any(team.lacks_memory for team in self._teams.values())
-        awake = self._demand.awake(self._max_loaded, short=short)
+        tried = {queue for queue, team in self._teams.items() if team.had_its_try()}
+        awake = self._demand.awake(self._max_loaded, short=short, tried=tried)
         for queue, team in self._teams.items():
             if team.settings.lazy:
                 team.rest(queue not in awake)
@@ -200,11 +228,15 @@ class Supervisor:
             logger().warning("worker_does_not_fit", queue=team.settings.queue, available_mb=round(free_mb))
         return not team.lacks_memory
 
-    def _shown(self, settings: Settings) -> AbstractContextManager[object]:
+    def _shown(self, found: Sequence[Settings]) -> AbstractContextManager[object]:
         """Serve /metrics and the probes of all workers where that is wanted."""
-        if settings.metrics is None:
+        wanted = {settings.metrics: settings.redis for settings in reversed(found) if settings.metrics}
+        if not wanted:
             return nullcontext()
-        return health.serve(settings.metrics, lambda: self._snapshots, settings.redis)
+        if len(wanted) > 1:
+            raise InputFileError(f"metrics: one address is for all workers, not {', '.join(sorted(wanted))}")
+        ((address, redis),) = wanted.items()
+        return health.serve(address, lambda: self._snapshots, redis)
 
     # Signals
 
@@ -217,9 +249,14 @@ class Supervisor:
         self._selector.register(reader, selectors.EVENT_READ)
         before = {number: signal.signal(number, self._note) for number in SIGNALS}
         woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # Blocked where logs are written, also in the workers, and asked for at each step: a background job
+        # would be sent SIGTTOU for each try of each line to a terminal with 'tostop'. Threads that a library
+        # started before do not block them, and get them as any others.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SCALING)
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.set_wakeup_fd(woken)
             for number, handler in before.items():
                 signal.signal(number, handler)

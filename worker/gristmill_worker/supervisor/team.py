@@ -52,8 +52,8 @@ class Team:
         self._cores: Sequence[CoreSet] = []
         self._asleep = settings.lazy
         self.lacks_memory = False  # said by may_start
-        self._before: Settings | None = None  # to go back to, where new ones cannot be used
-        self._proven = False  # some worker was ready once
+        self._good: Settings | None = None  # the last ones with which a worker got ready
+        self._proven = False  # the present ones are such
         self._failures = 0  # in a row: short lives, and
         self._not_ready = 0  # those that ended before they were ready
         self._not_before = 0.0
@@ -62,10 +62,11 @@ class Team:
         """Have one worker on each of ``cores``; new ones with ``renew`` or where the settings are others."""
         others = settings.model_copy(update={"workers": self.settings.workers})
         renew = renew or others != self.settings
-        self._before, self.settings = self.settings, settings
+        self.settings = settings
         self._cores, self._asleep = cores, self._asleep and settings.lazy
         self._arrange()
         if renew:
+            self._proven = False
             self._failures, self._not_ready, self._not_before = 0, 0, 0.0
             self._leave(*self._spares)
             self._spares = []
@@ -98,6 +99,10 @@ class Team:
         if not cores:
             self._leave(*self._spares)
             self._spares = []
+            self.lacks_memory = False
+
+    def is_dismissed(self) -> bool:
+        return not self._cores
 
     def is_over(self) -> bool:
         """Say whether nothing is left of a team that was dismissed."""
@@ -119,6 +124,10 @@ class Team:
         """Say whether a worker serves on every core set."""
         return all(slot.current is not None for slot in self._slots)
 
+    def had_its_try(self) -> bool:
+        """Say whether a worker serves, or could not get ready."""
+        return self._not_ready > 0 or any(slot.current is not None for slot in self._slots)
+
     def reconcile(self) -> None:
         """Take note of what ended; start, promote and end processes. Raises CannotStartError."""
         self._bury()
@@ -136,13 +145,20 @@ class Team:
             # One at a time: the others keep up the throughput meanwhile.
             stale = next((slot for slot in self._slots if slot.stale), None)
             if stale is not None:
-                stale.incoming = self._start(stale.cores)
-                if self.lacks_memory:  # not for both: the new one has to wait for the old one's end
-                    self._leave(stale.current)
-                    stale.current, stale.stale = None, False
+                self._replace(stale)
             elif self._slots and len(self._spares) < self.settings.spares:
                 spare = self._start(self._slots[0].cores)
                 self._spares += [spare] if spare is not None else []
+            else:
+                self.lacks_memory = False
+
+    def _replace(self, slot: Slot) -> None:
+        """Start who is to take over; where there is no memory for both, the old one has to end first."""
+        self.lacks_memory = False
+        slot.incoming = self._start(slot.cores)
+        if self.lacks_memory:
+            self._leave(slot.current)
+            slot.current, slot.stale = None, False
 
     def _fill(self, slot: Slot) -> None:
         """Let a process that is warm serve on ``slot`` if that needs one."""
@@ -156,29 +172,37 @@ class Team:
         else:
             return
         new.go(slot.cores)
-        self._proven = True
+        self._good, self._proven, self._not_ready = self.settings, True, 0
         old, slot.current, slot.stale = slot.current, new, False
         place = {"queue": self.settings.queue, "cores": slot.cores.cpus}
         logger().info("worker_serves", pid=new.pid, instead_of=old and old.pid, **place, **new.memory)
+        if _is_too_large(new.fresh_bytes, self.settings):
+            logger().warning("max_rss_mb_too_small", pid=new.pid, why="a new worker has more: all are kept")
         self._leave(old)
 
     def _ready_spare(self) -> Child | None:
         return next((child for child in self._spares if child.phase is Phase.READY), None)
 
     def _recycle(self, slot: Slot) -> None:
-        """Have a worker replaced that has grown too large."""
-        limit_mb = self.settings.max_rss_mb
-        if limit_mb is None or slot.current is None or slot.stale:
+        """Have a worker replaced that has grown too large, unless all are so from the start."""
+        child = slot.current
+        if child is None or child.snapshot is None or slot.stale:
             return
-        snapshot = slot.current.snapshot
-        if snapshot is not None and (rss_mb := snapshot["rss_bytes"] / 2**20) > limit_mb:
+        rss_bytes, limit_mb = child.snapshot["rss_bytes"], child.settings.max_rss_mb
+        if _is_too_large(rss_bytes, child.settings) and not _is_too_large(child.fresh_bytes, child.settings):
             slot.stale = True
-            logger().warning("worker_too_large", pid=slot.current.pid, rss_mb=rss_mb, max_rss_mb=limit_mb)
+            logger().warning("worker_too_large", pid=child.pid, rss_mb=rss_bytes / 2**20, max_rss_mb=limit_mb)
 
     def _start(self, cores: CoreSet) -> Child | None:
         if time.monotonic() < self._not_before or not self._may_start(self):
             return None
-        child = Child(self.settings, cores)
+        try:
+            child = Child(self.settings, cores)
+        except OSError as error:  # no process, descriptor or memory to be had
+            logger().error("worker_not_started", queue=self.settings.queue, error=str(error))
+            self._back_off()
+            self._did_not_get_ready(f"no process can be started: {error}", ExitCode.FAILURE)
+            return None
         logger().info("worker_starts", pid=child.pid, queue=self.settings.queue, cores=cores.cpus)
         self._register(child)
         return child
@@ -209,24 +233,36 @@ class Team:
         if child.has_served(PROVEN_S):
             self._failures, self._not_ready, self._not_before = 0, 0, 0.0
             return
-        self._failures += 1
-        pause_s = min(BACKOFF_S[0] * 2 ** (self._failures - 1), BACKOFF_S[1])
-        self._not_before = time.monotonic() + pause_s
-        if child.served_at is not None:
-            return  # requests ended it, and each of these is given up after some deliveries
-        self._not_ready += 1
-        if any(slot.current is not None for slot in self._slots):
-            self._go_back()
-        elif child.code == ExitCode.BAD_INPUT and not self._proven:
-            raise CannotStartError(child.last_words(), ExitCode.BAD_INPUT)
-        elif self._not_ready >= MOST_FAILURES:
-            what = f"{self._not_ready} workers in a row ended before they were ready, the last one: "
-            raise CannotStartError(what + child.last_words(), ExitCode.CRASH_LOOP)
+        self._back_off()
+        # Where one had served requests ended it, and each of these is given up after some deliveries.
+        if child.served_at is None:
+            self._did_not_get_ready(child.last_words(), child.code)
 
-    def _go_back(self) -> None:
+    def _back_off(self) -> None:
+        self._failures += 1
+        pause_s = min(BACKOFF_S[0] * 2 ** min(self._failures - 1, 16), BACKOFF_S[1])
+        self._not_before = time.monotonic() + pause_s
+
+    def _did_not_get_ready(self, reason: str, code: int | None) -> None:
+        """Go back to settings that could be used, or raise CannotStartError, where trying again is no use."""
+        self._not_ready += 1
+        too_often = self._not_ready >= MOST_FAILURES
+        if self._good is None and code == ExitCode.BAD_INPUT:
+            raise CannotStartError(reason, ExitCode.BAD_INPUT)
+        if self._good is not None and not self._proven and (too_often or code == ExitCode.BAD_INPUT):
+            self._go_back(self._good)
+        elif too_often and not any(slot.current is not None for slot in self._slots):
+            what = f"{self._not_ready} workers in a row ended before they were ready, the last one: "
+            raise CannotStartError(what + reason, ExitCode.CRASH_LOOP)
+
+    def _go_back(self, good: Settings) -> None:
         """Keep the workers that serve, and their settings: those that were to replace them cannot start."""
-        if self._before is not None and any(slot.stale for slot in self._slots):
-            logger().error("reload_failed", queue=self.settings.queue, kept="the workers that serve")
-            self.settings = self._before
+        logger().error("reload_failed", queue=self.settings.queue, kept="the workers that serve")
+        self.settings = good.model_copy(update={"workers": self.settings.workers})
+        self._proven, self._not_ready = True, 0
         for slot in self._slots:
             slot.stale = False
+
+
+def _is_too_large(rss_bytes: int, settings: Settings) -> bool:
+    return settings.max_rss_mb is not None and rss_bytes / 2**20 > settings.max_rss_mb

@@ -1,15 +1,18 @@
-"""Files that were changed: configurations and models."""
+"""What was changed: configurations (files) and models (folders)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-Stamp = tuple[int, int, int] | None
+Stamp = frozenset[tuple[str, int, int, int]] | None
 
 
 class Watch:
-    """Compares inode, time and size of files at each look; a change counts once it has stood for one look."""
+    """Compares inode, time and size of files at each look; a change counts once it has stood for one look.
+
+    Of a folder all files in it count: a model that is being copied changes until the last one is complete.
+    """
 
     def __init__(self) -> None:
         self._settled: dict[Path, Stamp] = {}
@@ -31,7 +34,8 @@ class Watch:
 
 def _stamp(path: Path) -> Stamp:
     try:
-        found = path.stat()
+        files = [*path.iterdir()] if path.is_dir() else [path]
+        found = [(file.name, file.stat()) for file in files]
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return frozenset((name, each.st_ino, each.st_mtime_ns, each.st_size) for name, each in found)
