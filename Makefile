@@ -96,9 +96,11 @@ $(TOOLS)/usr/bin/prometheus:
 	cd $(TOOLS) && { apt-get -q download prometheus || { $(APT) update && $(APT) download prometheus; } } \
 	  && dpkg-deb -x prometheus_*.deb . || echo "Prometheus cannot be fetched: its tests will be skipped"
 
+# A wheel's node knows no certificates of the system, such as those of a proxy.
+$(NODE_REDIS): export NODE_EXTRA_CA_CERTS ?= $(wildcard /etc/ssl/certs/ca-certificates.crt)
 $(NODE_REDIS): $(VENV)/dev
-	$(VENV)/bin/npm install --prefix $(TOOLS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts redis@6.3.1
-	touch $@
+	$(VENV)/bin/npm install --prefix $(TOOLS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts redis@6.3.1 \
+	  && touch $@ || echo "the npm package cannot be fetched: the test of the Node.js recipe will be skipped"
 
 $(VENV)/dev: EXTRAS := dev
 $(DEMO)/venv/demo: EXTRAS := worker,models,embedded

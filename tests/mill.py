@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import psutil
+import pytest
 from redis import Redis
 
 from conftest import Server, Workers
@@ -159,7 +160,8 @@ class NodeClient:
     """A Node.js process with the recipe's client; a context manager."""
 
     def __init__(self, folder: Path, url: str, queue: str) -> None:
-        assert (NODE_MODULES / "redis").is_dir(), "install the npm package: make .tools/node_modules/redis"
+        if not (NODE_MODULES / "redis").is_dir():
+            pytest.skip("the npm package is not there: make .tools/node_modules/redis")
         for script in ("submit.lua", "listen.lua"):
             shutil.copy(ROOT / "producer" / "gristmill" / "scripts" / script, folder)
         shutil.copy(RECIPES / "node_client.mjs", folder)
