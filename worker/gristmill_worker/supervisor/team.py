@@ -56,6 +56,7 @@ class Team:
         self._proven = False  # some worker was ready once
         self._failures = 0  # in a row: short lives, and
         self._not_ready = 0  # those that ended before they were ready
+        self._refused = 0  # in a row: those that Redis refused for good, while none has lasted
         self._not_before = 0.0
 
     def want(self, settings: Settings, cores: Sequence[CoreSet], *, renew: bool) -> None:
@@ -208,11 +209,17 @@ class Team:
         logger().error("worker_ended", pid=child.pid, queue=self.settings.queue, reason=child.last_words())
         if child.has_served(PROVEN_S):
             self._failures, self._not_ready, self._not_before = 0, 0, 0.0
+            self._refused = 0
             return
         self._failures += 1
         pause_s = min(BACKOFF_S[0] * 2 ** (self._failures - 1), BACKOFF_S[1])
         self._not_before = time.monotonic() + pause_s
         if child.served_at is not None:
+            self._refused = self._refused + 1 if child.code == ExitCode.BROKER_UNAVAILABLE else 0
+            if self._refused >= MOST_FAILURES and not any(
+                slot.current is not None and slot.current.has_served(PROVEN_S) for slot in self._slots
+            ):
+                raise CannotStartError(child.last_words(), ExitCode.BROKER_UNAVAILABLE)
             return  # requests ended it, and each of these is given up after some deliveries
         self._not_ready += 1
         if any(slot.current is not None for slot in self._slots):
