@@ -46,6 +46,8 @@ def test_variables_are_text_and_become_what_is_wanted() -> None:
     ("text", "message"),
     [
         ("{queue: q}", "model: Field required"),
+        ("{queue: q, model: m, redis: 'http://x'}", "is not a Redis URL"),
+        ("{queue: q, model: m, redis: 'redis+sentinel://x'}", "name of the service is missing"),
         ("{queue: q, model: m, thread: 2}", "thread: Extra inputs"),
         ("{queue: q, model: m, batch: {shapes: [[0, 16]]}}", "batch.shapes.0.0"),
         ("{queue: q, model: m, batch: {shapes: []}}", "batch.shapes"),
@@ -65,6 +67,13 @@ def test_a_wrong_file_is_named_with_the_field(tmp_path: Path, text: str, message
     path.write_text(text, "utf-8")
     with pytest.raises(InputFileError, match=message.replace("[", r"\[")):
         load_settings(path, {}, {})
+
+
+def test_without_a_file_what_is_missing_is_asked_for_as_flags() -> None:
+    with pytest.raises(
+        InputFileError, match=r"model: Field required\. Give a configuration file, or --queue"
+    ):
+        load_settings(None, {}, {"queue": "q"})
 
 
 def test_a_wrong_variable_is_named() -> None:

@@ -191,6 +191,15 @@ class TestStart:
             assert "5 workers in a row ended before they were ready" in last
             assert "SIGABRT" in last
 
+    def test_a_redis_that_refuses_every_worker_ends_it_with_its_reason(
+        self, configure: Configure, tiny_classifier: Path, own_redis: Any, tmp_path: Path
+    ) -> None:
+        path = configure(tiny_classifier, redis=f"{own_redis.url}?db=99")  # it has 16
+        with Machine(tmp_path, str(path), "--workers", "1") as machine:
+            assert machine.process.wait(timeout=180) == ExitCode.BROKER_UNAVAILABLE
+            assert len(machine.events("worker_ended")) == 5
+            assert machine.log.read_text("utf-8").splitlines()[-1].startswith("error: ")
+
     def test_two_configurations_of_one_queue_are_refused(
         self, configure: Configure, tiny_classifier: Path, tmp_path: Path, queue: str
     ) -> None:

@@ -20,7 +20,9 @@ _PLACEHOLDER: Final = "none"  # settings need a queue and a model; nothing looks
     "configs", nargs=-1, type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 )
 @click.option("--model", type=click.Path(path_type=Path), help="Model directory.")
-@click.option("--redis", metavar="URL", help="redis://, rediss:// or unix:// URL.")
+@click.option(
+    "--redis", metavar="URL", help="redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL."
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(

@@ -136,7 +136,8 @@ class Child:
         if self.served_at is None:
             return False
         answered = self.snapshot is not None and self.snapshot["counters"]["requests"] > 0
-        return answered or self.since - self.served_at > seconds
+        until = self.since if self.phase is Phase.ENDED else time.monotonic()
+        return answered or until - self.served_at > seconds
 
     def reap(self) -> bool:
         """Note that it has ended; says whether that is news."""

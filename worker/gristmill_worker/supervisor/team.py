@@ -56,6 +56,7 @@ class Team:
         self._proven = False  # the present ones are such
         self._failures = 0  # in a row: short lives, and
         self._not_ready = 0  # those that ended before they were ready
+        self._refused = 0  # in a row: those that Redis refused for good, while none has lasted
         self._not_before = 0.0
 
     def want(self, settings: Settings, cores: Sequence[CoreSet], *, renew: bool) -> None:
@@ -232,16 +233,25 @@ class Team:
         logger().error("worker_ended", pid=child.pid, queue=self.settings.queue, reason=child.last_words())
         if child.has_served(PROVEN_S):
             self._failures, self._not_ready, self._not_before = 0, 0, 0.0
+            self._refused = 0
             return
         self._back_off()
-        # Where one had served requests ended it, and each of these is given up after some deliveries.
         if child.served_at is None:
             self._did_not_get_ready(child.last_words(), child.code)
+        else:  # requests ended it, and each of these is given up after some deliveries; or Redis refused it
+            self._was_refused(child)
 
     def _back_off(self) -> None:
         self._failures += 1
         pause_s = min(BACKOFF_S[0] * 2 ** min(self._failures - 1, 16), BACKOFF_S[1])
         self._not_before = time.monotonic() + pause_s
+
+    def _was_refused(self, child: Child) -> None:
+        """Raise CannotStartError where Redis refuses every worker for good, e.g. as it is no cluster."""
+        self._refused = self._refused + 1 if child.code == ExitCode.BROKER_UNAVAILABLE else 0
+        lasting = any(slot.current is not None and slot.current.has_served(PROVEN_S) for slot in self._slots)
+        if self._refused >= MOST_FAILURES and not lasting:
+            raise CannotStartError(child.last_words(), ExitCode.BROKER_UNAVAILABLE)
 
     def _did_not_get_ready(self, reason: str, code: int | None) -> None:
         """Go back to settings that could be used, or raise CannotStartError, where trying again is no use."""
