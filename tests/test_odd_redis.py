@@ -1,5 +1,6 @@
 """A Redis that answers, but not as wanted: what is refused is waited for, and nothing is lost."""
 
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -148,6 +149,8 @@ def test_a_redis_that_may_lose_requests_is_warned_about(
 ) -> None:
     workers.start(tiny_classifier, url=own_redis.url)
     with Redis.from_url(own_redis.url) as redis:
+        asked = itertools.count()  # INFO by this test, which the server counts as well
+        wait_until(lambda: redis.info("commandstats")["cmdstat_info"]["calls"] >= next(asked) + 2)
         redis.config_set("maxmemory-policy", "allkeys-lru")
         redis.config_set("appendonly", "no")
     workers.start(tiny_classifier, url=own_redis.url)

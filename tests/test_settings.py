@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.errors import InputFileError
+from gristmill.errors import InputFileError, InvalidRequestError
 from gristmill_worker.settings import Settings, load_settings
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -46,8 +46,6 @@ def test_variables_are_text_and_become_what_is_wanted() -> None:
     ("text", "message"),
     [
         ("{queue: q}", "model: Field required"),
-        ("{queue: q, model: m, redis: 'http://x'}", "is not a Redis URL"),
-        ("{queue: q, model: m, redis: 'redis+sentinel://x'}", "name of the service is missing"),
         ("{queue: q, model: m, thread: 2}", "thread: Extra inputs"),
         ("{queue: q, model: m, batch: {shapes: [[0, 16]]}}", "batch.shapes.0.0"),
         ("{queue: q, model: m, batch: {shapes: []}}", "batch.shapes"),
@@ -67,6 +65,15 @@ def test_a_wrong_file_is_named_with_the_field(tmp_path: Path, text: str, message
     path.write_text(text, "utf-8")
     with pytest.raises(InputFileError, match=message.replace("[", r"\[")):
         load_settings(path, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [("http://x", "is not a Redis URL"), ("redis+sentinel://x", "name of the service is missing")],
+)
+def test_a_wrong_redis_url_is_found_before_anything_else_is_done(url: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        load_settings(None, {}, {"queue": "q", "model": "m", "redis": url})
 
 
 def test_without_a_file_what_is_missing_is_asked_for_as_flags() -> None:

@@ -226,7 +226,7 @@ class TestSurroundings:
         self, configure: Configure, tiny_classifier: Path, tmp_path: Path
     ) -> None:
         with Machine(tmp_path, str(configure(tiny_classifier, lazy=True, redis="nowhere"))) as machine:
-            assert machine.process.wait(timeout=60) == ExitCode.BAD_INPUT
+            assert machine.process.wait(timeout=60) == ExitCode.USAGE
             assert "not a Redis URL" in machine.log.read_text("utf-8").splitlines()[-1]
         with Machine(tmp_path, str(configure(tiny_classifier, lazy=True))) as machine:
             machine.wait_for("machine_ready")

@@ -10,7 +10,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gristmill import urls
-from gristmill.errors import InputFileError, InvalidRequestError
+from gristmill.errors import InputFileError
 from gristmill.wire import MAX_BODY_BYTES, MAX_TTL_S
 from gristmill_worker.batching.shapes import MAX_TOKENS
 from gristmill_worker.cpus import parse_cpu_list
@@ -40,14 +40,6 @@ def parse_address(text: str) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit() and int(port) < 65_536):
         raise ValueError(f"{text!r} is no address to listen at: use HOST:PORT, or a PORT of {LOCAL}")
     return host.strip("[]") or LOCAL, int(port)
-
-
-def _redis_url(url: str) -> str:
-    try:
-        urls.parse(url)
-    except InvalidRequestError as error:
-        raise ValueError(str(error)) from None
-    return url
 
 
 def _read_address(value: Any) -> Any:
@@ -95,7 +87,7 @@ class Settings(BaseModel):
 
     queue: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     model: AnyPath
-    redis: Annotated[str, AfterValidator(_redis_url)] = "redis://localhost:6379/0"
+    redis: str = "redis://localhost:6379/0"
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,64}$")  # default: host, pid and random digits
     # auto: what suits this CPU; null computes nothing: to measure the rest
     engine: Literal["auto", "openvino", "onnxruntime", "deepsparse", "null"] = "auto"
@@ -155,11 +147,13 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
             merged[name] = value
     merged |= {name: value for name, value in flags.items() if value is not None}
     try:
-        return Settings.model_validate(merged)
+        settings = Settings.model_validate(merged)
     except ValidationError as error:
         missing = any(problem["type"] == "missing" for problem in error.errors())
         hint = ". Give a configuration file, or --queue and --model" if missing and path is None else ""
         raise InputFileError(f"the settings cannot be used: {describe(error)}{hint}") from error
+    urls.parse(settings.redis)  # only looked at
+    return settings
 
 
 def _read_file(path: Path) -> dict[str, Any]:
