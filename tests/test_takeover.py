@@ -177,6 +177,12 @@ def note_of_the_dead(count: int) -> tuple[str, Any]:
     return name, black_box.read(name)
 
 
+def note_path(name: str) -> Path:
+    """Return where the process ``name`` has its note: its number alone may have been another one's before."""
+    number, started = name.split("/")[-2:]
+    return black_box.FOLDER / f"gristmill-{os.getuid()}-{number}-{started}"
+
+
 class TestBlackBox:
     def test_what_was_in_native_code_can_be_read_after_a_kill(self) -> None:
         name, found = note_of_the_dead(300)
@@ -194,7 +200,7 @@ class TestBlackBox:
         box = BlackBox()
         box.open()
         try:
-            (path,) = black_box.FOLDER.glob(f"gristmill-*-{os.getpid()}-*")
+            path = note_path(process.own())
             found = path.stat()
             assert found.st_blocks * 512 >= found.st_size > 0
         finally:
@@ -225,7 +231,7 @@ class TestBlackBox:
     def test_a_note_that_somebody_else_wrote_is_not_believed(self) -> None:
         name, found = note_of_the_dead(1)
         assert found is not None
-        (path,) = black_box.FOLDER.glob(f"gristmill-0-{name.split('/')[-2]}-*")
+        path = note_path(name)
         os.chown(path, 12345, 12345)
         assert black_box.read(name) is None
         path.rename(f"{path}-moved")
@@ -254,7 +260,7 @@ class TestBlackBox:
         assert again
         assert together
         assert all(result.worker == "w1" for result in again)
-        wait_until(lambda: not list(black_box.FOLDER.glob(f"gristmill-*-{victim.pid}-*")))
+        wait_until(lambda: not note_path(name.decode()).exists())
 
 
 def test_the_dead_are_told_from_the_living() -> None:
