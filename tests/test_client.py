@@ -22,11 +22,13 @@ from gristmill import (
     QueueFull,
     RequestExpired,
     RequestId,
+    Result,
     ResultTimeout,
     ScoringError,
     calls,
     core,
     keys,
+    wire,
 )
 
 TEXTS = ["the miller grinds the corn", "water turns the wheel", "bread", "a horse and a cart on the road"]
@@ -180,6 +182,24 @@ def test_a_reader_that_was_away_finds_its_results(
     process.terminate()
     process.wait(timeout=60)
     assert json.loads(workers.log().read_text().splitlines()[-1])["requests"] == 80  # none ran twice
+
+
+def test_each_push_is_read_once_though_connections_are_lost(own_redis: Server, queue: str) -> None:
+    with Client(own_redis.url) as client, Redis.from_url(own_redis.url) as redis:
+        box = client._core.mailbox(queue)
+
+        def act(results: bytes) -> None:
+            redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            redis.xadd(box.key, {"results": results})
+
+        for i in range(20):
+            result = wire.encode_result(Result(f"r-{i}", status="ok", value=i))
+            request = client.submit(queue, "text", id=f"r-{i}")
+            cut_and_push = threading.Timer(0.05, act, [b"[" + result + b"]"])
+            cut_and_push.start()
+            assert client.result(request).value == i
+            cut_and_push.join()
+        assert not box.unclaimed  # each of them was awaited, and came once
 
 
 def test_a_bound_that_is_no_number_is_as_if_it_were_not_there(

@@ -110,6 +110,15 @@ def test_letters_are_deleted_by_id_by_age_or_all(own_client: Client, queue: str)
         own_client.purge_dead(queue, ["a"], older_than_s=1)
 
 
+def test_an_age_of_nothing_deletes_what_died_in_this_millisecond(
+    own_client: Client, own_redis: Server, queue: str
+) -> None:
+    with Redis.from_url(own_redis.url) as redis:
+        for _ in range(100):
+            redis.xadd(keys.dead(queue), {"reason": "max_deliveries"})
+            assert own_client.purge_dead(queue, older_than_s=0) == 1
+
+
 def test_what_a_foreign_hand_writes_among_the_letters_is_shown_as_it_is(
     own_client: Client, own_redis: Server, queue: str
 ) -> None:

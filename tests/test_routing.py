@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -192,16 +193,20 @@ class TestCluster:
             talk.answer(C, [exceptions.MovedError("1 10.0.0.2:6379")])
 
 
-def test_after_a_lost_connection_a_reply_stream_is_read_from_its_start() -> None:
+def test_after_a_lost_connection_a_reply_stream_is_looked_at_before_it_is_read_on() -> None:
     """Another server may have it by now, whose clock is behind: its next entries have lower IDs."""
     core = Core(max_length=1, max_body_bytes=1, retry_s=1.0)
     box = core.mailbox("q")
-    box.last_id = "1700000000000-0"
+    box.last_id, box.renew_at = "1700000000000-0", math.inf
     read = core.read(box, 1.0, 0, time.monotonic() + 60)
     assert isinstance(next(read), Read)
     assert isinstance(read.throw(BrokerUnavailable("gone")), Sleep)
+    listen = core.listen(box, 0.0)
+    assert next(listen) == Script("listen", [box.key], [600, "1700000000000-0"])
+    with pytest.raises(StopIteration) as end:
+        listen.send(1)  # not the stream that was read
+    assert end.value.value is True
     assert box.read_command(1)[-1] == "0"
-    assert next(core.listen(box, 0.0)) == Script("listen", [box.key], [600, "0"])  # trims nothing
 
 
 class TestSentinel:

@@ -41,7 +41,6 @@ export async function connect(url, queue) {
         for (const result of results) waiting.get(result.id)?.(result);
       } catch (error) {
         console.error(error);
-        last = "0"; // another server may have the stream now
         await sleep(100);
       }
     }

@@ -193,26 +193,25 @@ class Core:
             box.awaited.pop(request_id, None)
 
     def listen(self, box: Mailbox, ends: float, *, waits: bool = True) -> Steps[bool]:
-        """Keep the reply stream alive; returns True if it had to be created.
+        """Keep the reply stream alive; returns True if results may have been missed: look at their keys.
 
         Without ``waits`` a Redis that answers, and refuses for now, is not waited for: BrokerUnavailable.
         """
         if time.monotonic() < box.renew_at:
             return False
         script = Script("listen", [box.key], [REPLY_TTL_S, box.last_id])
-        created = yield from self.persist(script, ends, unwilling=waits)
+        new = yield from self.persist(script, ends, unwilling=waits)
         box.renew_at = time.monotonic() + LISTEN_EVERY_S
-        if created:
+        if new:  # and its IDs may be lower than those of the one before
             box.last_id = "0"
-        return bool(created)
+        return bool(new)
 
     def read(self, box: Mailbox, block_s: float, seen: int, ends: float) -> Steps[None]:
         """Wait up to ``block_s`` for anything new in the mailbox."""
         try:
             yield Read(box, max(1, int(block_s * 1000)), seen)
         except BrokerUnavailable as error:
-            box.renew_at = 0.0  # after a restart the stream may be gone,
-            box.last_id = "0"  # or another server has it, whose clock gives lower IDs
+            box.renew_at = 0.0  # after a restart the stream may be gone, or another server may have it
             if not error.retryable or time.monotonic() > ends:
                 raise
             yield Sleep(0.05)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Final, Self
@@ -21,12 +22,14 @@ from redis import Redis, RedisError
 from gristmill import guardian
 from gristmill.client import Client
 from gristmill.errors import BrokerUnavailable, ExitCode, GristmillError, InputFileError
+from gristmill.folders import TOKEN_BYTES, scratch
 
 OLDEST_SERVER: Final = (6, 2)
 START_TIMEOUT_S: Final = 30.0
 WORKER_START_TIMEOUT_S: Final = 600.0  # a large model is verified, loaded and warmed up in every shape
 LEASE_S: Final = 5.0  # all on one machine: nobody is silent for longer and alive
 WORKER_GRACE_S: Final = 3.0  # workers of a private Redis have nothing to save
+PREFIX: Final = "gristmill-"  # of its folder
 SOCKET: Final = "redis.sock"
 SOCKET_PATH_BYTES: Final = 107  # the kernel's limit on the path of a Unix socket
 
@@ -98,18 +101,18 @@ class PrivateRedis:
 
     def __init__(self, server: Path | None = None) -> None:
         server = server or find_redis_server()
-        self.folder = _short_temp_folder()
-        self._socket = self.folder / SOCKET
-        self.url = f"unix://{quote(str(self._socket))}"
-        self._log = (self.folder / "redis.log").open("w+b")  # open: readable even after its removal
-        self._process = guardian.spawn(
-            self._command(server), remove=self.folder, stdout=self._log, stderr=subprocess.STDOUT
-        )
-        try:
+        with ExitStack() as stack:
+            self.folder = stack.enter_context(scratch(_temp_folder(), PREFIX))
+            self._socket = self.folder / SOCKET
+            self.url = f"unix://{quote(str(self._socket))}"
+            # Open: readable even after its removal.
+            self._log = stack.enter_context((self.folder / "redis.log").open("w+b"))
+            self._process = guardian.spawn(
+                self._command(server), remove=self.folder, stdout=self._log, stderr=subprocess.STDOUT
+            )
+            stack.callback(guardian.stop, self._process)
             self._wait_until_ready(server)
-        except BaseException:
-            self.close()
-            raise
+            self._owned = stack.pop_all()
 
     def _command(self, server: Path) -> list[str]:
         options = {
@@ -146,9 +149,7 @@ class PrivateRedis:
 
     def close(self) -> None:
         """End the server and remove the folder. May be called again."""
-        guardian.stop(self._process)
-        self._log.close()
-        shutil.rmtree(self.folder, ignore_errors=True)  # in case that the guardian was killed
+        self._owned.close()  # the folder, too, in case that the guardian was killed
 
 
 class PrivateWorkers:
@@ -246,13 +247,11 @@ def share_cpus(count: int, threads: int | None) -> Iterator[list[str]]:
         yield flags
 
 
-def _short_temp_folder() -> Path:
-    """Create a folder that only this user can enter, with a path short enough for a socket in it."""
-    folder = Path(tempfile.mkdtemp(prefix="gristmill-"))
-    if len(os.fsencode(folder / SOCKET)) > SOCKET_PATH_BYTES:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="gristmill-", dir="/tmp"))  # short
-    return folder
+def _temp_folder() -> Path:
+    """Return where a folder's path is short enough for a socket in it."""
+    usual = Path(tempfile.gettempdir())
+    longest = usual / f"{PREFIX}{'x' * 2 * TOKEN_BYTES}" / SOCKET
+    return usual if len(os.fsencode(longest)) <= SOCKET_PATH_BYTES else Path("/tmp")  # noqa: S108 - the folder in it is private
 
 
 def _last_lines(log: IO[bytes], lines: int = 12, most_bytes: int = 8192) -> str:

@@ -1,9 +1,9 @@
--- Delete old dead letters.
+-- Delete dead letters of an age.
 --
 -- KEYS  1  dead-letter stream
--- ARGV  1  age in ms, by Redis's clock, that they may have
+-- ARGV  1  age in ms, by Redis's clock, from which on they go (0: all)
 -- Returns how many were deleted.
 
 local now = redis.call('TIME')
-local oldest = now[1] * 1000 + math.floor(now[2] / 1000) - ARGV[1]
-return redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f', math.max(oldest, 0)))
+local youngest = now[1] * 1000 + math.floor(now[2] / 1000) - ARGV[1]
+return redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f', math.max(youngest + 1, 0)))

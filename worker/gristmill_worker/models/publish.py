@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gristmill.errors import InputFileError
+from gristmill.folders import scratch
 from gristmill_worker.models.manifest import FILE_NAME
 
 
@@ -22,18 +21,16 @@ def staged(out: Path, *, force: bool) -> Iterator[Path]:
     """
     out = out.absolute()
     _check_free(out, force=force)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise InputFileError(f"{out} cannot be made: {error.strerror}") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(scratch(out.parent, f".{out.name}."))
+        except OSError as error:
+            raise InputFileError(f"{out} cannot be made: {error.strerror}") from error
         yield folder
-        folder.chmod(0o755)  # mkdtemp makes it private, and workers may run as another user
+        folder.chmod(0o755)  # it was for us alone, and workers may run as another user
         _check_free(out, force=force)  # again: much time may have passed
         _swap(folder, out)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_free(out: Path, *, force: bool) -> None:
@@ -52,13 +49,11 @@ def _swap(folder: Path, out: Path) -> None:
         folder.rename(out)
         return
     # Two renames: a reader meets the old directory, for an instant none, then the new one; never a mixture.
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old.", dir=out.parent))
-    try:
-        out.rename(old / out.name)
-        folder.rename(out)
-    except OSError:
-        if not out.exists() and (old / out.name).exists():
-            (old / out.name).rename(out)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    with scratch(out.parent, f".{out.name}.old.") as old:
+        try:
+            out.rename(old / out.name)
+            folder.rename(out)
+        except BaseException:
+            if not out.exists() and (old / out.name).exists():
+                (old / out.name).rename(out)
+            raise

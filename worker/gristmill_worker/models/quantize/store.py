@@ -6,14 +6,14 @@ import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from gristmill.errors import InputFileError
+from gristmill.folders import scratch
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import (
     FILE_NAME,
@@ -35,21 +35,18 @@ def working_folder(model_dir: Path) -> Iterator[Path]:
 
     Folders of processes that were killed are removed, too.
     """
-    try:
-        with _locked(model_dir):
-            for stale in model_dir.glob(f"{_PREFIX}*"):
-                _remove_stale(stale)
-            folder = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=model_dir)
-            held = _lock(Path(folder.name))
-    except OSError as error:
-        raise InputFileError(
-            f"{model_dir} cannot be written ({error.strerror}): use a copy of the model that can be"
-        ) from error
-    try:
-        with folder as name:
-            yield Path(name)
-    finally:
-        os.close(held)
+    with ExitStack() as stack:
+        try:
+            with _locked(model_dir):
+                for stale in model_dir.glob(f"{_PREFIX}*"):
+                    _remove_stale(stale)
+                folder = stack.enter_context(scratch(model_dir, _PREFIX))
+                stack.callback(os.close, _lock(folder))
+        except OSError as error:
+            raise InputFileError(
+                f"{model_dir} cannot be written ({error.strerror}): use a copy of the model that can be"
+            ) from error
+        yield folder
 
 
 def _remove_stale(folder: Path) -> None:
