@@ -41,7 +41,10 @@ def asleep(job, connection, result):
 
 @dataclass
 class RqFleet:
-    """One RQ queue, its clients, and the batch workers that a test starts for it."""
+    """One RQ queue, its clients, and the batch workers that a test starts for it.
+
+    The fixtures ``fleet`` and ``own_fleet`` have one on the shared server, and on one of the test's own.
+    """
 
     redis: Redis
     workers: Workers
@@ -56,17 +59,18 @@ class RqFleet:
         self,
         *flags: str,
         config: str = "",
+        rq: str = "",
         ready: bool = True,
         model: Path | None = None,
         program: Sequence[str] = ("-m", "gristmill_worker"),
     ) -> subprocess.Popen[bytes]:
-        """Start ``gristmill-worker rq``; with ``ready`` return when RQ lists it. ``config`` is YAML."""
+        """Start one worker process; with ``ready`` return when RQ lists it. ``config`` is YAML."""
         number = len(self.workers.processes)
         path = self.workers.folder / f"rq-{number}.yaml"
-        path.write_text(config or "{}")
-        command = ["rq", str(path), "--model", str(model or self.model), "--queue", self.queue.name]
+        options = f"path: {self.workers.folder}" + (f", {rq}" if rq else "")
+        path.write_text(f"source: rq\nrq: {{{options}}}\n{config}")
+        command = ["serve", str(path), "--model", str(model or self.model), "--queue", self.queue.name]
         command += ["--redis", self.workers.url, "--name", f"w{number}", *flags]
-        command += ["--path", str(self.workers.folder)]
         process = self.workers.start_command(command, program=program)
         if ready:
             record = f"rq:worker:w{number}"

@@ -32,7 +32,7 @@ def snapshot(**more: Any) -> Snapshot:
 
 @contextmanager
 def served(*snapshots: Snapshot) -> Iterator[str]:
-    with health.serve("0", lambda: snapshots, NOWHERE) as server:
+    with health.serve("0", lambda: snapshots, Client(NOWHERE)) as server:
         yield server.address
 
 
@@ -69,7 +69,7 @@ def test_a_redis_that_is_away_makes_a_worker_unready_but_not_dead(
 
 def test_a_redis_that_answers_nothing_holds_up_no_scrape(own_redis: Server) -> None:
     own_redis_up = 'gristmill_redis_up{queue="q"} 1.0'
-    with health.serve("0", lambda: [snapshot()], own_redis.url) as server:
+    with health.serve("0", lambda: [snapshot()], Client(own_redis.url, retry_s=0)) as server:
         assert own_redis_up in metrics_of(server.address)
         assert own_redis.process is not None
         own_redis.process.send_signal(signal.SIGSTOP)

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from rq.job import Job
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
-from conftest import Server, Workers, wait_until
+from conftest import Server, wait_until
 from faulty_worker import CRASHED
 from gristmill.driver import Connections
 from gristmill.errors import ExitCode
@@ -25,19 +24,6 @@ from rq_fleet import RqFleet
 SMALL = "batch: {max_items: 64, shapes: [[1, 48]]}\n"  # one text at a time: many are held
 NO_LEASE = "lease_s: 3600\n"  # nothing in a test waits for its end
 FAULTY = (str(Path(__file__).with_name("faulty_worker.py")),)
-
-
-@pytest.fixture
-def fleet(redis: Redis, workers: Workers, tiny_classifier: Path) -> RqFleet:
-    return RqFleet(redis, workers, tiny_classifier)
-
-
-@pytest.fixture
-def own_fleet(own_redis: Server, queue: str, tmp_path: Path, tiny_classifier: Path) -> Iterator[RqFleet]:
-    workers = Workers(own_redis.url, queue, tmp_path)
-    with Redis.from_url(own_redis.url, protocol=2) as redis:
-        yield RqFleet(redis, workers, tiny_classifier)
-        workers.close()
 
 
 def held(fleet: RqFleet, worker: str) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Final, Protocol
 
 from gristmill.client import Client
+from gristmill.console import needs_extra
 from gristmill.core import Depth
 from gristmill.errors import BrokerUnavailable
+from gristmill_worker.settings import Settings
 from gristmill_worker.telemetry import logger
 
 FRESH_S: Final = 2.0
@@ -27,9 +29,39 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-def open_streams(url: str) -> Reader:
-    """Return a reader of this project's own queues."""
-    return Client(url, retry_s=0.0)
+class Readers:
+    """Reads each queue where, and as, its settings say; itself a Reader."""
+
+    def __init__(self, found: Iterable[Settings] = ()) -> None:
+        self._open: dict[Hashable, Reader] = {}
+        self._of: dict[str, Reader] = {}  # by queue; replaced as a whole
+        self.know(found)
+
+    def know(self, found: Iterable[Settings]) -> None:
+        """Know the queues of ``found`` too; raises InputFileError where a package is missing for one."""
+        self._of = self._of | {each.queue: self._reader(each) for each in found}
+
+    def depth(self, queue: str) -> Depth:
+        """See :class:`Reader`; only of a queue that is known."""
+        return self._of[queue].depth(queue)
+
+    def close(self) -> None:
+        for reader in self._open.values():
+            reader.close()
+
+    def _reader(self, settings: Settings) -> Reader:
+        key = (settings.redis, settings.source, settings.rq.with_scheduler)
+        if key not in self._open:
+            self._open[key] = _open(settings)
+        return self._open[key]
+
+
+def _open(settings: Settings) -> Reader:
+    if settings.source == "streams":
+        return Client(settings.redis, retry_s=0.0)
+    with needs_extra("rq"):
+        from gristmill_worker.sources.rq.depth import RqDepths  # noqa: PLC0415 - an extra
+    return RqDepths(settings.redis, scheduled=settings.rq.with_scheduler)
 
 
 class Depths:

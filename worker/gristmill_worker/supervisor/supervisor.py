@@ -19,6 +19,7 @@ from typing import Final
 
 from gristmill.errors import ExitCode, GristmillError, InputFileError
 from gristmill_worker import health
+from gristmill_worker.depths import Readers
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.child import Child, Phase
 from gristmill_worker.supervisor.demand import Demand
@@ -49,6 +50,7 @@ class Supervisor:
         self._load = load
         self._max_loaded = max_loaded  # models that are loaded on demand, at a time
         self._demand = Demand()
+        self._readers = Readers()  # for /metrics
         self._teams: dict[str, Team] = {}  # by queue
         self._facts = read_facts()
         self._watch = Watch()
@@ -183,6 +185,7 @@ class Supervisor:
         if len(wanted) < len(found):
             raise InputFileError("two configurations name the same queue: each needs one of its own")
         shares = self._shares(found)
+        self._readers.know(found)
         self._demand.watch([settings for settings in found if settings.lazy])
         for queue, team in self._teams.items():
             if queue not in wanted:
@@ -230,13 +233,12 @@ class Supervisor:
 
     def _shown(self, found: Sequence[Settings]) -> AbstractContextManager[object]:
         """Serve /metrics and the probes of all workers where that is wanted."""
-        wanted = {settings.metrics: settings.redis for settings in reversed(found) if settings.metrics}
+        wanted = {settings.metrics for settings in found if settings.metrics}
         if not wanted:
             return nullcontext()
         if len(wanted) > 1:
             raise InputFileError(f"metrics: one address is for all workers, not {', '.join(sorted(wanted))}")
-        ((address, redis),) = wanted.items()
-        return health.serve(address, lambda: self._snapshots, redis)
+        return health.serve(wanted.pop(), lambda: self._snapshots, self._readers)
 
     # Signals
 

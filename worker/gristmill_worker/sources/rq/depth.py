@@ -19,30 +19,52 @@ UNBOUNDED: Final = sys.maxsize  # RQ refuses nothing
 
 
 class RqDepths:
-    """Reads depths of RQ queues: started jobs count as pending, failed ones as dead letters."""
+    """Reads depths of RQ queues: started jobs count as pending, failed ones as dead letters.
 
-    def __init__(self, url: str) -> None:
+    With ``scheduled`` jobs whose time has come wait as well, for a worker that brings them to the queue.
+    """
+
+    def __init__(self, url: str, *, scheduled: bool = False) -> None:
         self._url = url
         self._redis = Connections(url)
+        self._scheduled = scheduled
+        self._names: dict[str, Names] = {}
 
     def depth(self, queue: str) -> Depth:
         """Return what ``queue`` holds. Raises BrokerUnavailable."""
-        names = Names.of(Queue(queue, connection=Redis()), "")  # names only: nothing is connected
+        if queue not in self._names:
+            # Names only: nothing is connected.
+            self._names[queue] = Names.of(Queue(queue, connection=Redis()), "")
         try:
-            waiting, first, started, failed, suspended = self._redis.calls(
-                ("LLEN", names.queue),
-                ("LINDEX", names.queue, 0),
-                ("ZCARD", names.started),
-                ("ZCARD", names.failed),
-                ("EXISTS", names.suspended),
-            )
-            since = None
-            if first is not None:
-                since = self._redis.call("HGET", f"{names.job_prefix}{first.decode()}", "enqueued_at")
+            return self._depth(self._names[queue])
         except ERRORS as error:
             raise translate(error, self._url) from error
-        oldest_s = None if since is None else _age(since)
-        return Depth(waiting, started, failed, UNBOUNDED, paused=bool(suspended), oldest_s=oldest_s)
+
+    def _depth(self, names: Names) -> Depth:
+        waiting, first, due, started, failed, suspended, workers = self._redis.calls(
+            ("LLEN", names.queue),
+            ("LINDEX", names.queue, 0),
+            ("ZCOUNT", names.scheduled, "-inf", int(time.time())),
+            ("ZCARD", names.started),
+            ("ZCARD", names.failed),
+            ("EXISTS", names.suspended),
+            ("HKEYS", names.processes),
+        )
+        more: list[tuple[str, ...]] = [
+            ("LLEN", names.of_worker(each.decode("utf-8", "replace")).popped) for each in workers
+        ]
+        if first is not None:
+            more.append(("HGET", f"{names.job_prefix}{first.decode('utf-8', 'replace')}", "enqueued_at"))
+        found = self._redis.calls(*more) if more else []
+        since = found.pop() if first is not None else None
+        return Depth(
+            waiting=waiting + (due if self._scheduled else 0),
+            pending=started + sum(found),
+            dead=failed,
+            max_length=UNBOUNDED,
+            paused=bool(suspended),
+            oldest_s=None if since is None else _age(since),
+        )
 
     def close(self) -> None:
         self._redis.close()

@@ -65,6 +65,7 @@ class Upkeep:
     def _schedule(scheduler: RQScheduler) -> None:
         if scheduler.acquired_locks:
             scheduler.heartbeat()
-        elif scheduler.should_reacquire_locks:
+        else:
+            # RQ's own tries every ten minutes only: a worker that takes over from another is to have it soon.
             scheduler.acquire_locks()
         scheduler.enqueue_scheduled_jobs()
