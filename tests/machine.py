@@ -30,12 +30,13 @@ class Machine:
         python: Sequence[str] = ("-m", "gristmill_worker"),
         wrapped: Sequence[str] = (),
         cwd: Path | None = None,
+        command: str = "run",
     ) -> None:
         self.log = folder / f"supervisor-{len(list(folder.glob('supervisor-*')))}.log"
-        command = [*wrapped, sys.executable, *python, "run", *args]
+        line = [*wrapped, sys.executable, *python, command, *args]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **(env or {})}, cwd=cwd
+                line, stdout=log, stderr=log, env={**os.environ, **(env or {})}, cwd=cwd
             )
         self._own = psutil.Process(self.process.pid)
 

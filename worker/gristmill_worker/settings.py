@@ -178,9 +178,10 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
     merged = _read_file(path) if path is not None else {}
     for over in (_from_env(env), flags):
         for name, value in over.items():
-            if isinstance(value, Mapping) and isinstance(merged.get(name, {}), dict):
-                given = {inner: each for inner, each in value.items() if each is not None}
-                merged[name] = {**merged.get(name, {}), **given}
+            if isinstance(value, Mapping):
+                below = merged.get(name)
+                if given := {inner: each for inner, each in value.items() if each is not None}:
+                    merged[name] = {**(below if isinstance(below, dict) else {}), **given}
             elif value is not None:
                 merged[name] = value
     try:
