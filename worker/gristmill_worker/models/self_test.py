@@ -26,7 +26,7 @@ from gristmill_worker.models.answers import Answer, Answers, cut, random_item
 from gristmill_worker.models.documentation import documentation
 from gristmill_worker.models.limits import LIMITS, Limits, kind_of
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
-from gristmill_worker.models.records import RunKey, load_record, save_record
+from gristmill_worker.models.records import SELF_TEST, RunKey, load_record, save_record
 from gristmill_worker.models.verdict import load_verdict, verdicts_elsewhere
 from gristmill_worker.tasks.base import Encoded
 from gristmill_worker.tasks.text import CHARS_PER_TOKEN
@@ -35,7 +35,6 @@ from gristmill_worker.telemetry import logger
 _SHORTEST: Final = 8  # tokens: of fewer, right forms in int8 were as far off as cosine .92, of eight .993
 ROWS: Final = 4  # different ones in a batch; the other rows repeat them
 _SEED: Final = 5
-_PREFIX: Final = "selftest"
 
 Probes = Mapping[
     int, tuple[Encoded, Answer]
@@ -238,7 +237,7 @@ def _key(variant: Variant, threads: int) -> SelfTestKey:
 
 def _load(variant: Variant, threads: int) -> SelfTestRecord | None:
     key = _key(variant, threads)
-    record = load_record(variant.model_dir / key.file_name(_PREFIX), SelfTestRecord)
+    record = load_record(variant.model_dir / key.file_name(SELF_TEST), SelfTestRecord)
     return record if record is not None and record.key == key else None
 
 
@@ -251,6 +250,6 @@ def _store(engine: Engine, variant: Variant, threads: int, shapes: Sequence[Shap
         shared_shapes=tuple(sorted({*before.shared_shapes, *(set(shapes) - own)})),
     )
     try:
-        save_record(variant.model_dir / key.file_name(_PREFIX), record)
+        save_record(variant.model_dir / key.file_name(SELF_TEST), record)
     except InputFileError:
         logger().debug("self_test_not_stored", model=str(variant.model_dir))  # then every start tests

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from gristmill_worker.models.records import SELF_TEST
+
 Stamp = frozenset[tuple[str, int, int, int]] | None
 
 
 class Watch:
     """Compares inode, time and size of files at each look; a change counts once it has stood for one look.
 
-    Of a folder all files in it count: a model that is being copied changes until the last one is complete.
+    Of a folder all files in it count, as a model that is being copied changes until the last one is complete;
+    but not what workers themselves note of it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +38,7 @@ class Watch:
 def _stamp(path: Path) -> Stamp:
     try:
         files = [*path.iterdir()] if path.is_dir() else [path]
-        found = [(file.name, file.stat()) for file in files]
+        found = [(file.name, file.stat()) for file in files if SELF_TEST not in file.name]
     except OSError:
         return None
     return frozenset((name, each.st_ino, each.st_mtime_ns, each.st_size) for name, each in found)

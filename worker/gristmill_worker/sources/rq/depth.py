@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from redis import Redis
+from redis.exceptions import ResponseError
 from rq import Queue
 
 from gristmill.core import Depth
@@ -50,16 +51,15 @@ class RqDepths:
             ("EXISTS", names.suspended),
             ("HKEYS", names.processes),
         )
-        more: list[tuple[str, ...]] = [
-            ("LLEN", names.of_worker(each.decode("utf-8", "replace")).popped) for each in workers
-        ]
+        popped = [names.of_worker(each.decode("utf-8", "replace")).popped for each in workers]
+        between = self._redis.calls(*(("LLEN", name) for name in popped)) if popped else []
+        since = None
         if first is not None:
-            more.append(("HGET", f"{names.job_prefix}{first.decode('utf-8', 'replace')}", "enqueued_at"))
-        found = self._redis.calls(*more) if more else []
-        since = found.pop() if first is not None else None
+            with suppress(ResponseError):  # its record is none: who takes it says so
+                since = self._redis.call("HGET", names.job_prefix.encode() + first, "enqueued_at")
         return Depth(
             waiting=waiting + (due if self._scheduled else 0),
-            pending=started + sum(found),
+            pending=started + sum(between),
             dead=failed,
             max_length=UNBOUNDED,
             paused=bool(suspended),
