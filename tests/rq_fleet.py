@@ -17,6 +17,7 @@ from conftest import Workers, wait_until
 
 SCORE = "gristmill.rq_jobs.score"
 CALLBACKS = """
+import os
 import time
 from rq import get_current_job
 
@@ -33,6 +34,10 @@ def endless(job, connection, result):
     connection.rpush("said:" + job.id, "begins")
     while True:
         time.sleep(0.01)
+
+def crash(job, connection, *rest):
+    time.sleep(0.2)
+    os.abort()
 
 def asleep(job, connection, result):
     time.sleep(3600)

@@ -206,7 +206,7 @@ def test_what_runs_for_long_is_not_abandoned_in_rqs_eyes(
     redis.hset(names.held, entry, "1")
     redis.hset(job.key, "status", "started")
     redis.zadd(names.started, {entry: time.time() + 1})
-    held_jobs.add(entry)
+    held_jobs.add(entry, suspect=False)
     held_jobs.renew(connections)
     time.sleep(2.1)
     StartedJobRegistry(queue=rq_queue).cleanup()  # as another worker's maintenance does

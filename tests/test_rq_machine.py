@@ -121,6 +121,26 @@ def test_a_killed_worker_is_replaced_and_its_jobs_run_again(fleet: RqFleet) -> N
         assert machine.stop() == ExitCode.OK
 
 
+@pytest.mark.parametrize("text", ["bread", ""], ids=["success", "failure"])
+def test_a_callback_that_crashes_workers_fails_its_job_and_takes_no_neighbour_along(
+    fleet: RqFleet, text: str
+) -> None:
+    crash, told = Callback("callbacks_of_rq.crash"), Callback("callbacks_of_rq.succeeded")
+    jobs = fleet.enqueue_many(50)
+    poison = fleet.enqueue(text, on_success=crash, on_failure=crash)
+    jobs += [fleet.enqueue("bread", on_success=told) for _ in range(20)]  # they wait for the callback before
+    with start(fleet, str(configure(fleet, max_deliveries=2, workers=1))) as machine:
+        fleet.wait([poison, *jobs])
+        assert "given up: 3 deliveries" in fleet.reason(poison)
+        assert_each_ended_once(fleet, jobs)
+        assert {len(fleet.said(job)) for job in jobs[50:]} == {1}
+        # Both deliveries, and the failure callback of what was given up.
+        assert [event["reason"] for event in machine.events("worker_ended")] == [
+            "it was ended by SIGABRT"
+        ] * 3
+        assert machine.stop() == ExitCode.OK
+
+
 def test_a_rolling_reload_under_load_fails_no_job_and_runs_none_twice(fleet: RqFleet) -> None:
     with start(fleet, str(configure(fleet, engine=ORT))) as machine:
         machine.wait_for("machine_ready")

@@ -40,6 +40,7 @@ def _rq_opener(settings: Settings) -> Open:
         name,
         lease_s=settings.lease_s,
         result_ttl_s=settings.result_ttl_s,
+        max_deliveries=settings.max_deliveries,
         allow_pickle=settings.rq.allow_pickle,
         scheduler=settings.rq.with_scheduler,
     )

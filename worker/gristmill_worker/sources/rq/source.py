@@ -40,6 +40,7 @@ class RqSource:
         *,
         lease_s: float,
         result_ttl_s: int,
+        max_deliveries: int,
         allow_pickle: bool,
         scheduler: bool,
     ) -> None:
@@ -60,6 +61,7 @@ class RqSource:
             self._names,
             self._redis,
             lambda entry: self._holding.drop([entry]),
+            max_deliveries,
         )
         self._upkeep = Upkeep(url, queue, worker, scheduler=scheduler)
         self._windows = 0
@@ -75,6 +77,8 @@ class RqSource:
             self._prepare()
             if self._exact.is_busy():
                 _pause(block_s)
+                return []
+            if not self._holding.is_calm(min(block_s, PAUSE_LOOK_S)):
                 return []
             suspended, found = self._take(count, block_s)
             if suspended:
@@ -125,7 +129,7 @@ class RqSource:
                 taken_s=taken_s,
                 allow_pickle=self._allow_pickle,
             )
-            self._holding.add(delivery.entry)
+            self._holding.add(delivery.entry, suspect=delivery.suspect)
             if error is None:
                 found.append(delivery)
             else:
