@@ -101,6 +101,29 @@ class RqFleet:
                 pipeline.hget(job.key, "status")
             return [value and value.decode() for value in pipeline.execute()]
 
+    def held(self, worker: str | None = None) -> int:
+        """Return how many jobs a worker holds, or all that live do."""
+        own = f"gm:{{{self.queue.name}}}:rq"
+        live: Any = self.redis.hkeys(f"{own}:processes")
+        names = [worker] if worker else [name.decode() for name in live]
+        return sum(int(self.redis.hlen(f"{own}:held:{name}")) for name in names)
+
+    def notes(self) -> list[bytes]:
+        """Return the keys that this project has in Redis beside RQ's own: none where no worker is."""
+        return [*self.redis.scan_iter(f"gm:{{{self.queue.name}}}:rq:*")]
+
+    def assert_each_ended_once(self, jobs: Sequence[Job]) -> None:
+        """Check that each job has one result, and that nothing else is left of them."""
+        assert {*self.statuses(jobs)} == {"finished"}
+        with self.redis.pipeline() as pipeline:
+            for job in jobs:
+                pipeline.xlen(f"rq:results:{job.id}")
+            assert {*pipeline.execute()} == {1}
+        wait_until(self.is_clean)
+        ids = {job.id for job in jobs}
+        assert ids <= {*self.queue.finished_job_registry.get_job_ids()}
+        assert not ids & {key.split(b":")[2].decode() for key in self.redis.scan_iter("rq:execution:*")}
+
     def is_clean(self) -> bool:
         """Say whether nothing is left of jobs that are being worked on."""
         held = [*self.redis.scan_iter(f"gm:{{{self.queue.name}}}:rq:held:*")]

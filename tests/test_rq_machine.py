@@ -48,20 +48,6 @@ def start(fleet: RqFleet, *args: str, **keywords: Any) -> Machine:
     return Machine(fleet.workers.folder, *args, **keywords)
 
 
-def held(fleet: RqFleet) -> int:
-    names = list(fleet.redis.scan_iter(f"gm:{{{fleet.queue.name}}}:rq:held:*"))
-    return sum(int(fleet.redis.hlen(name)) for name in names)
-
-
-def assert_each_ended_once(fleet: RqFleet, jobs: list[Job]) -> None:
-    assert {*fleet.statuses(jobs)} == {"finished"}
-    with fleet.redis.pipeline() as pipeline:
-        for job in jobs:
-            pipeline.xlen(f"rq:results:{job.id}")
-        assert {*pipeline.execute()} == {1}
-    wait_until(fleet.is_clean)
-
-
 @contextmanager
 def load(fleet: RqFleet) -> Iterator[list[Job]]:
     """Enqueue steadily while the block runs; afterwards the list holds all jobs, which have ended."""
@@ -98,13 +84,13 @@ def test_the_command_rq_serves_with_a_worker_on_each_core_that_rq_lists(fleet: R
         assert all(name in shown for name in names)
         jobs = fleet.enqueue_many(500)
         fleet.wait([*jobs, pickled])
-        assert_each_ended_once(fleet, [*jobs, pickled])
+        fleet.assert_each_ended_once([*jobs, pickled])
         assert fleet.said(pickled)
         assert 60 < fleet.redis.ttl(jobs[0].key) <= 500  # RQ's default
         assert {job.worker_name for job in Job.fetch_many([j.id for j in jobs], fleet.redis) if job} <= names
         assert machine.stop() == ExitCode.OK
     assert Worker.all(queue=fleet.queue) == []
-    assert not [*fleet.redis.scan_iter(f"gm:{{{fleet.queue.name}}}:rq:*")]
+    assert fleet.notes() == []
 
 
 def test_a_killed_worker_is_replaced_and_its_jobs_run_again(fleet: RqFleet) -> None:
@@ -113,10 +99,10 @@ def test_a_killed_worker_is_replaced_and_its_jobs_run_again(fleet: RqFleet) -> N
         machine.wait_for("machine_ready")
         with load(fleet) as jobs:
             for round_ in range(1, 4):
-                wait_until(lambda: held(fleet) > 0)
+                wait_until(lambda: fleet.held() > 0)
                 machine.workers()[0].kill()
                 machine.wait_for("worker_serves", len(CORES) + round_)
-        assert_each_ended_once(fleet, jobs)
+        fleet.assert_each_ended_once(jobs)
         wait_until(lambda: len(Worker.all(queue=fleet.queue)) == len(CORES))  # the dead are not listed
         assert machine.stop() == ExitCode.OK
 
@@ -132,7 +118,7 @@ def test_a_callback_that_crashes_workers_fails_its_job_and_takes_no_neighbour_al
     with start(fleet, str(configure(fleet, max_deliveries=2, workers=1))) as machine:
         fleet.wait([poison, *jobs])
         assert "given up: 3 deliveries" in fleet.reason(poison)
-        assert_each_ended_once(fleet, jobs)
+        fleet.assert_each_ended_once(jobs)
         assert {len(fleet.said(job)) for job in jobs[50:]} == {1}
         # Both deliveries, and the failure callback of what was given up.
         assert [event["reason"] for event in machine.events("worker_ended")] == [
@@ -148,7 +134,7 @@ def test_a_rolling_reload_under_load_fails_no_job_and_runs_none_twice(fleet: RqF
         with load(fleet) as jobs:
             machine.signal(signal.SIGHUP)
             wait_until(lambda: not before & {worker.pid for worker in machine.workers()})
-        assert_each_ended_once(fleet, jobs)
+        fleet.assert_each_ended_once(jobs)
         assert not machine.events("worker_ended")
         assert not machine.events("worker_died")
         assert machine.stop() == ExitCode.OK
@@ -168,7 +154,7 @@ def test_sigterm_lets_all_workers_finish_what_they_have_and_leaves_the_rest(flee
         assert fleet.queue.get_job_ids() == [
             job.id for job, status in zip(jobs, statuses, strict=True) if status == "queued"
         ]
-        assert held(fleet) == 0
+        assert fleet.notes() == []
         assert len(machine.events("stopped")) == len(CORES)
 
 
@@ -178,13 +164,13 @@ def test_workers_whose_supervisor_was_killed_finish_and_sign_off(fleet: RqFleet)
         machine.wait_for("machine_ready")
         workers = machine.workers()
         with load(fleet) as jobs:
-            wait_until(lambda: held(fleet) > 0)
+            wait_until(lambda: fleet.held() > 0)
             machine.process.kill()
             wait_until(lambda: not any(worker.is_running() for worker in workers))
-            assert held(fleet) == 0
+            assert fleet.notes() == []
             assert Worker.all(queue=fleet.queue) == []
             fleet.start()
-    assert_each_ended_once(fleet, jobs)
+    fleet.assert_each_ended_once(jobs)
 
 
 def test_an_rq_queue_and_a_queue_of_streams_share_a_machine_and_its_metrics(
@@ -257,13 +243,13 @@ def test_the_scheduler_is_one_workers_and_soon_anothers_after_a_reload(fleet: Rq
         before = {event["pid"] for event in machine.events("worker_serves")}
         soon = [fleet.queue.enqueue_in(timedelta(seconds=1), SCORE, "bread") for _ in range(20)]
         fleet.wait(soon)
-        assert_each_ended_once(fleet, soon)
+        fleet.assert_each_ended_once(soon)
         machine.signal(signal.SIGHUP)
         wait_until(lambda: not before & {worker.pid for worker in machine.workers()})
         wait_until(lambda: fleet.redis.get(lock) not in {first, None})
         later = fleet.queue.enqueue_in(timedelta(seconds=1), SCORE, "bread")
         fleet.wait([later])
-        assert_each_ended_once(fleet, [later])
+        fleet.assert_each_ended_once([later])
         assert machine.stop() == ExitCode.OK
     assert not fleet.redis.exists(lock)
 
