@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from rq import Callback, Worker
@@ -196,14 +197,15 @@ def test_an_rq_queue_and_a_queue_of_streams_share_a_machine_and_its_metrics(
         # One core set each, where there are two.
         cores = {event["queue"]: event["cores"] for event in machine.events("worker_serves")}
         assert len({*map(str, cores.values())}) == len(CORES)
-        (worker,) = Worker.all(queue=fleet.queue)
-        os.kill(int(worker.name.split("-")[1]), signal.SIGSTOP)
+        worker = psutil.Process(next(each.pid for each in Worker.all(queue=fleet.queue) if each.pid))
+        worker.suspend()
         try:
+            wait_until(lambda: worker.status() == psutil.STATUS_STOPPED)
             jobs = fleet.enqueue_many(7)
             wait_until(lambda: shown("queue_waiting", name) + shown("queue_pending", name) == 7)
             assert shown("queue_waiting", name) >= 6  # it may have one, if it was waiting for it
         finally:
-            os.kill(int(worker.name.split("-")[1]), signal.SIGCONT)
+            worker.resume()
         fleet.wait(jobs)
         wait_until(lambda: shown("queue_waiting", name) + shown("queue_pending", name) == 0)
         assert machine.stop() == ExitCode.OK
