@@ -122,7 +122,8 @@ class RqFleet:
         wait_until(self.is_clean)
         ids = {job.id for job in jobs}
         assert ids <= {*self.queue.finished_job_registry.get_job_ids()}
-        assert not ids & {key.split(b":")[2].decode() for key in self.redis.scan_iter("rq:execution:*")}
+        records = {key.split(b":")[2] for key in self.redis.scan_iter("rq:execution:*")}
+        assert not records & {job_id.encode() for job_id in ids}
 
     def is_clean(self) -> bool:
         """Say whether nothing is left of jobs that are being worked on."""
