@@ -62,6 +62,10 @@ class Source(Protocol):
         """Return up to ``count`` deliveries; waits up to ``block_s`` for the first."""
         ...
 
+    def take_over(self, count: int) -> list[Delivery]:
+        """Return up to ``count`` deliveries of workers that died, [] at once where there is none."""
+        ...
+
     def finish(self, outcomes: Sequence[Outcome]) -> int:
         """Store the outcomes atomically; returns how many counted (others were answered elsewhere)."""
         ...
