@@ -7,12 +7,14 @@ import os
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gristmill.errors import InputFileError
+
+SELF_TEST: Final = "selftest"  # the prefix of records that workers write themselves
 
 Record = TypeVar("Record", bound=BaseModel)
 

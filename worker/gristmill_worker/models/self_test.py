@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import cycle, islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from gristmill_worker.models.answers import Answer, Answers, cut, random_item
 from gristmill_worker.models.documentation import documentation
 from gristmill_worker.models.limits import LIMITS, Limits, kind_of
 from gristmill_worker.models.manifest import Manifest, ModelRefusedError
-from gristmill_worker.models.records import RunKey, load_record, save_record
+from gristmill_worker.models.records import SELF_TEST, RunKey, load_record, save_record
 from gristmill_worker.models.verdict import load_verdict, verdicts_elsewhere
 from gristmill_worker.tasks.base import Encoded
 from gristmill_worker.tasks.text import CHARS_PER_TOKEN
@@ -35,7 +35,6 @@ from gristmill_worker.telemetry import logger
 _SHORTEST: Final = 8  # tokens: of fewer, right forms in int8 were as far off as cosine .92, of eight .993
 ROWS: Final = 4  # different ones in a batch; the other rows repeat them
 _SEED: Final = 5
-_PREFIX: Final = "selftest"
 
 Probes = Mapping[
     int, tuple[Encoded, Answer]
@@ -79,7 +78,8 @@ def ensure_agreement(engine: Engine, variant: Variant, manifest: Manifest, threa
     reference = reference_of(variant.model_dir, manifest)
     if variant.engine == NULL or is_reference(variant, reference):
         return
-    known = _known_shapes(engine, variant, threads)
+    own, (known_own, known_shared) = own_shapes(engine), _known_shapes(variant, threads)
+    known = (known_own & own) | (known_shared - own)
     shapes = [shape for shape in engine.shapes if shape not in known]
     if not shapes:
         return
@@ -103,6 +103,12 @@ def ensure_agreement(engine: Engine, variant: Variant, manifest: Manifest, threa
         **limits.figure(task, "worst", differences[worst]),
     )
     _store(engine, variant, threads, shapes)
+
+
+def agrees_in_one(variant: Variant, shapes: Collection[Shape], threads: int) -> bool:
+    """Say whether one compilation for all ``shapes`` is known to answer as the reference does."""
+    _, known = _known_shapes(variant, threads)
+    return known.issuperset(shapes)
 
 
 def own_shapes(engine: Engine) -> frozenset[Shape]:
@@ -207,18 +213,20 @@ def _short(length: int) -> int:
     return max(1, min(length - 1, max(_SHORTEST, length // 4)))
 
 
-def _known_shapes(engine: Engine, variant: Variant, threads: int) -> set[Shape]:
-    """Return the shapes that agreed before, with the same kernels; none if a check failed since."""
+def _known_shapes(variant: Variant, threads: int) -> tuple[set[Shape], set[Shape]]:
+    """Return the shapes that agreed before in compilations of their own, and in one for all shapes.
+
+    None if a check failed since.
+    """
     verdict = load_verdict(variant.model_dir, variant.run_key())
     if verdict is not None and not verdict.passed:
-        return set()
+        return set(), set()
     found = [_load(variant, threads), verdict if verdict is not None and verdict.threads == threads else None]
-    own = own_shapes(engine)
-    known: set[Shape] = set()
-    for each in found:
-        if each is not None:
-            known |= (set(each.shapes) & own) | (set(each.shared_shapes) - own)
-    return known
+    records = [each for each in found if each is not None]
+    return (
+        {shape for each in records for shape in each.shapes},
+        {shape for each in records for shape in each.shared_shapes},
+    )
 
 
 def _limits_at_start(variant: Variant, reference: Variant) -> Limits:
@@ -238,7 +246,7 @@ def _key(variant: Variant, threads: int) -> SelfTestKey:
 
 def _load(variant: Variant, threads: int) -> SelfTestRecord | None:
     key = _key(variant, threads)
-    record = load_record(variant.model_dir / key.file_name(_PREFIX), SelfTestRecord)
+    record = load_record(variant.model_dir / key.file_name(SELF_TEST), SelfTestRecord)
     return record if record is not None and record.key == key else None
 
 
@@ -251,6 +259,6 @@ def _store(engine: Engine, variant: Variant, threads: int, shapes: Sequence[Shap
         shared_shapes=tuple(sorted({*before.shared_shapes, *(set(shapes) - own)})),
     )
     try:
-        save_record(variant.model_dir / key.file_name(_PREFIX), record)
+        save_record(variant.model_dir / key.file_name(SELF_TEST), record)
     except InputFileError:
         logger().debug("self_test_not_stored", model=str(variant.model_dir))  # then every start tests

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from gristmill_worker.models.records import SELF_TEST
+
 Stamp = frozenset[tuple[str, int, int, int]] | None
 
 
@@ -12,6 +14,7 @@ class Watch:
     """Compares inode, time and size of files at each look; a change counts once it has stood for one look.
 
     Of a folder all files in it count: a model that is being copied changes until the last one is complete.
+    What is hidden is work in progress, and what workers write themselves is nothing new to them.
     """
 
     def __init__(self) -> None:
@@ -34,8 +37,12 @@ class Watch:
 
 def _stamp(path: Path) -> Stamp:
     try:
-        files = [*path.iterdir()] if path.is_dir() else [path]
+        files = [file for file in path.iterdir() if _counts(file.name)] if path.is_dir() else [path]
         found = [(file.name, file.stat()) for file in files]
     except OSError:
         return None
     return frozenset((name, each.st_ino, each.st_mtime_ns, each.st_size) for name, each in found)
+
+
+def _counts(name: str) -> bool:
+    return not name.startswith((".", f"{SELF_TEST}-"))
