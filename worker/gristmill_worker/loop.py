@@ -2,8 +2,8 @@
 
 Three threads overlap: one takes, encodes and plans, one runs the engine, one decodes and finishes. The engine
 thus never waits for Redis or the tokenizer while there is work; one window runs and at most one more is held.
-What comes alone to an idle worker goes through all of it in the first thread. What a dead worker left goes
-first: it is older than all that is held.
+What comes alone to an idle worker goes through all of it in the first thread. What a dead worker left, being
+older than what is held, goes before it, as do requests of high priority.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gristmill_worker.telemetry import logger
 from gristmill_worker.vitals import Vitals
 
 LOGGED_IDS: Final = 20  # of a window that failed
-LOOK_S: Final = 0.1  # for what the dead left, while all places are taken
+LOOK_S: Final = 0.1  # for what is urgent, while all places are taken
 GC_OBJECTS: Final = 20_000  # between two looks for cycles: several windows' worth, which by then are gone
 
 
@@ -95,7 +95,7 @@ class Loop:
                 self._vitals.move()
                 self._pass_on(self._next(lambda: drain(self._source.take, self._bounds, self._max_wait_s)))
                 wait_s = LOOK_S
-            elif batches := self._next(lambda: self._source.take_over(self._batch.max_items)):
+            elif batches := self._next(lambda: self._source.take_urgent(self._batch.max_items)):
                 self._handoff.run_first(batches)
                 wait_s = 0.0  # there may be more
             else:

@@ -62,8 +62,11 @@ class Source(Protocol):
         """Return up to ``count`` deliveries; waits up to ``block_s`` for the first."""
         ...
 
-    def take_over(self, count: int) -> list[Delivery]:
-        """Return up to ``count`` deliveries of workers that died, [] at once where there is none."""
+    def take_urgent(self, count: int) -> list[Delivery]:
+        """Return at once up to ``count`` deliveries that go before all that this worker has taken.
+
+        They were with a worker that died, or are of high priority.
+        """
         ...
 
     def finish(self, outcomes: Sequence[Outcome]) -> int:

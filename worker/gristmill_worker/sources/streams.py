@@ -72,14 +72,19 @@ class StreamSource:
             pause_for(block_s)
         return found
 
-    def take_over(self, count: int) -> list[Delivery]:
-        """See :meth:`~gristmill_worker.sources.base.Source.take_over`; what :meth:`take` says holds here."""
-        if not (self._ready and (self._inheriting or self._takeover.is_due())):
+    def take_urgent(self, count: int) -> list[Delivery]:
+        """See :meth:`~gristmill_worker.sources.base.Source.take_urgent`, and :meth:`take`."""
+        if not self._ready:
             return []
+        found: list[Delivery] = []
         with self._translated():
-            found = self._delivered_before(count, paused=self._reader.paused() or self._deferred.full())
+            paused = self._reader.paused() or self._deferred.full()
+            if self._inheriting or self._takeover.is_due():
+                found = self._delivered_before(count, paused=paused)
+                self._inheriting = bool(found)
+            if not found and not paused:
+                found = self._reader.take_high(count)
         self._leases.add(found)
-        self._inheriting = bool(found)
         return found
 
     def _delivered_before(self, count: int, *, paused: bool) -> list[Delivery]:

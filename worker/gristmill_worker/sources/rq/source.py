@@ -136,8 +136,8 @@ class RqSource:
         self._exact.submit(refused)
         return bool(suspended), found
 
-    def take_over(self, count: int) -> list[Delivery]:  # noqa: ARG002
-        """Return nothing: what a dead worker held is at the list's front again."""
+    def take_urgent(self, count: int) -> list[Delivery]:  # noqa: ARG002
+        """Return nothing: RQ's lists know no priorities, and what a dead worker held is at the front again."""
         return []
 
     def finish(self, outcomes: Sequence[Outcome]) -> int:
