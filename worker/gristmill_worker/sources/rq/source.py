@@ -137,7 +137,7 @@ class RqSource:
         return bool(suspended), found
 
     def take_urgent(self, count: int) -> list[Delivery]:  # noqa: ARG002
-        """Return nothing: RQ's lists know no priorities, and what a dead worker held is at the front again."""
+        """Return nothing: RQ's list has no priorities, and what a dead worker held is at its front."""
         return []
 
     def finish(self, outcomes: Sequence[Outcome]) -> int:
