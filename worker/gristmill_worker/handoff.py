@@ -30,8 +30,7 @@ class Handoff:
     def __init__(self) -> None:
         self._places = threading.Semaphore(HELD_WINDOWS)
         self._planned: Queue[_Window | None] = Queue()  # bounded by the places
-        self._urgent: deque[Batch] = deque()
-        self._urgent_done = threading.Event()
+        self._urgent: deque[Batch | threading.Event] = deque()  # the event: all before it have run
 
     def reserve(self, timeout_s: float | None = None) -> bool:
         """Wait for a place (None: for ever) and say whether there was one."""
@@ -47,10 +46,10 @@ class Handoff:
 
     def run_first(self, batches: Sequence[Batch]) -> None:
         """Let ``batches`` run after the batch of now, before all windows, and wait until they have run."""
-        self._urgent_done.clear()
-        self._urgent.extend(batches)
+        done = threading.Event()
+        self._urgent.extend([*batches, done])
         self._planned.put(_Window((), urgent=True))  # if nothing else is there to run
-        self._urgent_done.wait()
+        done.wait()
 
     def is_idle(self) -> bool:
         """Say whether no window runs or waits to, beside the one whose place the caller has."""
@@ -81,5 +80,8 @@ class Handoff:
 
     def _first(self) -> Iterator[Batch]:
         while self._urgent:
-            yield self._urgent.popleft()
-        self._urgent_done.set()
+            first = self._urgent.popleft()
+            if isinstance(first, threading.Event):
+                first.set()
+            else:
+                yield first
