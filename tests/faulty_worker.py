@@ -2,12 +2,13 @@
 
 The engine ends the whole process where a batch holds the token of the word "wheel", as a crash of a native
 library does; at the token of "stone" it never returns and lets no other thread run; at "oats" it fails; at
-"barley" it lacks memory, at "sack" only for the first two times that one runs alone. The tokenizer raises on
-a text with "explode".
+"barley" it lacks memory, at "sack" only for the first two times that one runs alone; at "slow" it takes its
+time. The tokenizer raises on a text with "explode".
 """
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from gristmill_worker.engines.base import Array, Engine, EngineError
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.tasks.text import TextEncoder
 
-WHEEL, STONE, OATS, BARLEY, SACK = (vocabulary()[w] for w in ("wheel", "stone", "oats", "barley", "sack"))
+WORDS = ("wheel", "stone", "oats", "barley", "sack", "slow")
+WHEEL, STONE, OATS, BARLEY, SACK, SLOW = (vocabulary()[word] for word in WORDS)
 CRASHED = 77
 
 _load = Variant.load
@@ -43,6 +45,8 @@ def load(self: Variant, *args: Any, **options: Any) -> Engine:
         times += bool(sacks.all())  # padding repeats the first text
         if sacks.any() and times < 3:
             raise MemoryError
+        if (inputs["input_ids"] == SLOW).any():
+            time.sleep(0.1)
         return healthy(inputs)
 
     engine.run = run  # type: ignore[method-assign]

@@ -11,18 +11,21 @@ import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from conftest import Server
-from gristmill import Client
+from conftest import Server, wait_until
+from gristmill import Client, keys
+from gristmill.driver import Connections
 from machine import Machine
 
 QUEUE = "machine"
@@ -32,10 +35,10 @@ TEXT = "A mill grinds the grain of the whole valley, and the miller is paid in f
 class Rig:
     """Starts supervisors on one queue with one model."""
 
-    def __init__(self, folder: Path, url: str, model: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, url: str, model: Path, engine: str) -> None:
         self._folder = folder
-        self.url = url
-        self._args = ["--queue", QUEUE, "--redis", url, "--model", str(model), *flags]
+        self.url, self.model, self.engine = url, model, engine
+        self._args = ["--queue", QUEUE, "--redis", url, "--model", str(model), "--engine", engine]
 
     @contextmanager
     def machine(self, *args: str, **settings: Any) -> Iterator[Machine]:
@@ -46,6 +49,17 @@ class Rig:
             machine.wait_for("machine_ready")
             yield machine
             machine.stop()
+
+    @contextmanager
+    def worker(self, name: str, core: int, lease_s: float) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a worker of its own, without a supervisor."""
+        own = ["--name", name, "--cores", str(core), "--lease-s", str(lease_s), "--log-level", "error"]
+        process = subprocess.Popen([sys.executable, "-m", "gristmill_worker", "serve", *self._args, *own])
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def trace(client: Client, seconds: float, act: Callable[[], None]) -> list[tuple[float, float]]:
@@ -89,6 +103,44 @@ def replacement(rig: Rig, spares: int) -> dict[str, float]:
         return {"replaced_s": round(served[0], 2), "longest_wait_s": round(max(t for _, t in found), 2)}
 
 
+def recovery(rig: Rig, *, elsewhere: bool, lease_s: float) -> dict[str, float]:
+    """Kill one of two workers that both have more than they can do: how long what it held is nobody's.
+
+    ``elsewhere``: the other one cannot see that its process is dead, as on another host.
+    """
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(rig.url))
+        redis = stack.enter_context(closing(Connections(rig.url)))
+        victim, other = (
+            stack.enter_context(rig.worker(name, core, lease_s)) for core, name in enumerate("vo")
+        )
+        wait_until(lambda: len(client.workers(QUEUE)) == 2)
+        client.submit_many(QUEUE, [f"{TEXT} {i}" for i in range(3000)], reply=False)
+        wait_until(lambda: len(_pending(redis, "v")) > 256)  # more than one window
+        if elsewhere:
+            redis.call("HSET", keys.processes(QUEUE), "v", "elsewhere/1/pid:[1]/4711/1234")
+        victim.kill()
+        began = time.monotonic()
+        held = _pending(redis, "v")
+        wait_until(lambda: not held & _pending(redis, "v"), 300)
+        taken_over_s = time.monotonic() - began
+        wait_until(lambda: not held & _pending(redis), 300)
+        answered_s = time.monotonic() - began
+        redis.call("DEL", *keys.streams(QUEUE))  # the rest is of no interest
+        other.terminate()
+        return {
+            "held": len(held),
+            "taken_over_s": round(taken_over_s, 2),
+            "answered_s": round(answered_s, 2),
+            "lease_s": lease_s,
+        }
+
+
+def _pending(redis: Connections, *owner: str) -> set[bytes]:
+    rows = redis.call("XPENDING", keys.requests(QUEUE), keys.GROUP, "-", "+", 10_000, *owner)
+    return {row[0] for row in rows}
+
+
 def reload(rig: Rig) -> dict[str, Any]:
     """Reload under steady load: latencies before, and until the last new worker serves."""
     with rig.machine() as machine, Client(rig.url) as client:
@@ -120,16 +172,48 @@ def _spread(latencies: Sequence[float]) -> dict[str, float]:
     return found | {"max": round(ordered[-1] * 1000, 1)}
 
 
+def engines_alone(rig: Rig, cores: Sequence[int], seconds: float = 8.0) -> list[float]:
+    """Return the batches per second of an engine on each of ``cores``, all at the same time."""
+    script = str(Path(__file__).with_name("engine_alone.py"))
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, script, str(rig.model), rig.engine, str(core), str(seconds)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+            )
+            for core in cores
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return [float(process.stdout.readline()) for process in processes if process.stdout is not None]
+
+
 def scaling(rig: Rig, count: int, rounds: int) -> dict[str, float]:
-    """Compare one worker, two workers of a core each, and one worker of two cores, in turns."""
+    """Compare one worker, two workers of a core each, and one worker of two cores, in turns.
+
+    Beside it what two engines alone do to one: cores share caches, memory and heat. The client and Redis run
+    on the same cores as the workers.
+    """
     kinds = {
         "one": ("--workers", "1"),
         "two": ("--workers", "2"),
         "wide": ("--workers", "1", "--cores-per-worker", "2"),
     }
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    alone: list[float] = []
     share = []
     for _ in range(rounds):
+        alone.append(sum(engines_alone(rig, [0, 1])) / sum(engines_alone(rig, [0])))
         for kind, args in kinds.items():
             with rig.machine(*args) as machine, Client(rig.url) as client:
                 throughput(client, count // 8)
@@ -141,6 +225,7 @@ def scaling(rig: Rig, count: int, rounds: int) -> dict[str, float]:
     return {
         "texts_per_s": round(median["one"], 1),
         "two_workers_to_one": round(median["two"] / median["one"], 3),
+        "two_engines_alone_to_one": round(statistics.median(alone), 3),
         "two_of_one_core_to_one_of_two": round(median["two"] / median["wide"], 3),
         "supervisor_cpu_share": round(statistics.median(share), 4),
     }
@@ -192,17 +277,20 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=4000, help="in each backlog")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", default="auto")
+    parser.add_argument("--only", default="", help="figures with this in their names")
     parser.add_argument("--models", type=int, default=19, help="that one machine answers for")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         server = Server(folder)
         server.start()
-        rig = Rig(folder, server.url, args.model, "--engine", args.engine)
+        rig = Rig(folder, server.url, args.model, args.engine)
         figures: dict[str, Callable[[], Any]] = {
             "memory": lambda: memory(rig),
             "kill -9, no spare": lambda: replacement(rig, 0),
             "kill -9, a spare": lambda: replacement(rig, 1),
+            "kill -9 of one of two, saturated": lambda: recovery(rig, elsewhere=False, lease_s=30),
+            "the same on another host": lambda: recovery(rig, elsewhere=True, lease_s=5),
             "rolling reload": lambda: reload(rig),
             "scaling": lambda: scaling(rig, args.texts, args.rounds),
             "many models": lambda: many_models(
@@ -210,6 +298,8 @@ def main() -> None:
             ),
         }
         for what, measure in figures.items():
+            if args.only not in what:
+                continue
             print(json.dumps({what: measure()}), flush=True)
         server.stop()
 

@@ -18,6 +18,8 @@ from gristmill_worker.sources.reading import LOW_FIRST
 from gristmill_worker.sources.streams import StreamSource
 from test_cli import gristmill
 
+FAULTY = (str(Path(__file__).with_name("faulty_worker.py")),)
+
 
 @pytest.fixture
 def source(own_redis: Server, queue: str) -> Iterator[StreamSource]:
@@ -77,6 +79,55 @@ def test_low_is_answered_although_high_never_ends(
         finish(source, window)
     assert windows <= LOW_FIRST
     assert own_client.result("patient", queue=queue).ok
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_low_is_answered_although_high_that_goes_before_all_never_ends(
+    own_client: Client, source: StreamSource, queue: str, size: int
+) -> None:
+    assert source.take(size, 0.01) == []
+    fill(own_client, queue, high=10 * size, default=10 * size)
+    source.take(size, 0.01)
+    own_client.submit(queue, "bread", id="patient", priority="low")
+    windows, window = 0, list[Delivery]()
+    while "low" not in kinds(window):
+        windows += 1
+        fill(own_client, queue, high=size, default=size)
+        window = source.take_urgent(size) or source.take(size, 0.01)
+        assert len(window) == size
+        finish(source, window)
+    assert windows <= LOW_FIRST + 1
+    assert own_client.result("patient", queue=queue).ok
+
+
+def test_a_few_of_high_priority_are_not_a_window(
+    own_client: Client, source: StreamSource, queue: str
+) -> None:
+    assert source.take(8, 0.01) == []
+    assert source.take_urgent(8) == []
+    fill(own_client, queue, default=9)
+    for _ in range(40):  # five windows' worth
+        fill(own_client, queue, high=1)
+        window = source.take_urgent(8)
+        assert kinds(window) == {"high": 1}
+        finish(source, window)
+    own_client.pause(queue)
+    fill(own_client, queue, high=1)
+    source.take_urgent(8)  # it learns of the pause
+    fill(own_client, queue, high=1)
+    assert source.take_urgent(8) == []
+
+
+def test_high_goes_before_the_windows_that_a_busy_worker_holds(
+    client: Client, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    config = "{batch: {max_items: 64, shapes: [[2, 48]]}}"  # 32 batches a window, a tenth of a second each
+    workers.start(tiny_classifier, config=config, program=FAULTY)
+    ids = client.submit_many(queue, [f"slow {i}" for i in range(128)])
+    wait_until(lambda: client.depth(queue).pending > 64)
+    assert client.score(queue, "bread", priority="high")
+    assert client.depth(queue).pending > 64
+    assert all(client.result(request_id).ok for request_id in ids)
 
 
 def test_what_was_read_before_an_error_comes_again(

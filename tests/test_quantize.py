@@ -471,7 +471,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_any_work(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.mkdtemp", refuse)  # root may write anywhere
+    monkeypatch.setattr(Path, "mkdir", refuse)  # root may write anywhere
     with pytest.raises(InputFileError, match=r"cannot be written \(Permission denied\)"):
         quantize(Request(encoder, "int8-rows"))
 

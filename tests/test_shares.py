@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from gristmill.errors import InputFileError
 from gristmill_worker.supervisor.demand import TURN_S, Lazy, choose_awake
 from gristmill_worker.supervisor.shares import Wish, share_cores
-from gristmill_worker.supervisor.watch import Watch
 from gristmill_worker.topology.cgroups import Limits
 from gristmill_worker.topology.facts import Cpu, Facts
 
@@ -135,13 +133,3 @@ def test_cpus_that_may_not_be_used_are_named() -> None:
 
 def test_few_workers_are_spread_over_the_nodes() -> None:
     assert cpus(facts(96, siblings=True, nodes=2), Wish(workers=2)) == [[(0,), (48,)]]
-
-
-def test_what_a_worker_notes_of_its_model_is_no_change_of_it(tmp_path: Path) -> None:
-    watch = Watch()
-    (tmp_path / "model.onnx").write_text("a")
-    for name, changed in (("selftest-1.json", set()), (".selftest-1.json-x", set()), ("m.json", {tmp_path})):
-        watch.look([tmp_path])
-        (tmp_path / name).write_text("b")
-        watch.look([tmp_path])
-        assert watch.look([tmp_path]) == changed

@@ -22,6 +22,7 @@ from gristmill import Client, Result
 from gristmill.errors import ExitCode
 from gristmill_worker.cli import cli
 from gristmill_worker.sources import black_box
+from gristmill_worker.supervisor.watch import Watch
 from machine import Machine
 
 Configure = Callable[..., Path]
@@ -138,6 +139,23 @@ class TestReplacement:
                 "it was ended by SIGKILL"
             }
             assert machine.stop() == ExitCode.OK
+
+    def test_a_killed_worker_that_takes_long_to_load_is_followed_by_one_that_serves_soon(
+        self, configure: Configure, tiny_classifier: Path, client: Client, queue: str, tmp_path: Path
+    ) -> None:
+        model = Path(shutil.copytree(tiny_classifier, tmp_path / "model"))
+        with Machine(tmp_path, str(configure(model, engine="openvino")), "--workers", "1") as machine:
+            machine.wait_for("worker_serves")
+            machine.workers()[0].kill()
+            with load(client, f"{queue}-a") as results:
+                _, second, third = machine.wait_for("worker_serves", 3)
+                assert third["instead_of"] == second["pid"]
+            assert all(result.ok for result in results)
+            # The one that serves soon has one compilation for all shapes, which was tried by the first one.
+            assert [event["whole"] for event in machine.events("engine_ready")] == [True, False, True]
+            assert len(machine.events("self_test")) == 2
+            assert machine.stop() == ExitCode.OK
+            assert len(machine.events("worker_starts")) == 3
 
     def test_a_spare_serves_at_once_and_is_replaced_itself(
         self, configure: Configure, tiny_classifier: Path, client: Client, queue: str, tmp_path: Path
@@ -286,6 +304,23 @@ class TestReload:
             assert [process.pid for process in machine.workers()] == [first["pid"]]
             assert client.score(f"{queue}-a", "grain")
             assert machine.stop() == ExitCode.OK
+
+
+class TestWatch:
+    def test_only_what_somebody_else_changed_in_a_model_counts(self, tmp_path: Path) -> None:
+        model = tmp_path / "model"
+        model.mkdir()
+        (model / "model.onnx").write_bytes(b"graph")
+        watch = Watch()
+        for name in ("selftest-0123456789ab.json", ".selftest-0123456789ab.json-x", ".quantize-1"):
+            assert not watch.look([model])
+            (model / name).write_text("{}")
+            assert not watch.look([model])
+            assert not watch.look([model])
+        (model / "costs-0123456789ab.json").write_text("{}")
+        assert not watch.look([model])  # it may not be complete
+        assert watch.look([model]) == {model}
+        assert not watch.look([model])
 
 
 class TestScale:

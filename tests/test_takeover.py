@@ -22,6 +22,7 @@ from gristmill_worker.sources.black_box import BlackBox
 from gristmill_worker.sources.streams import StreamSource
 
 TEXTS = ["the miller grinds the corn", "water turns the wheel", "bread", "a horse and a cart on the road"]
+FAULTY = (str(Path(__file__).with_name("faulty_worker.py")),)
 NO_LEASE = "{lease_s: 3600}"  # nothing in a test waits for its end
 
 
@@ -94,6 +95,25 @@ def test_a_worker_killed_on_another_host_is_succeeded_after_its_lease(
     assert held
     assert time.monotonic() - killed > 10 / 2  # renewed at the latest a third of the lease before
     assert b"w0" in consumers(redis, queue)
+
+
+def test_what_a_dead_worker_held_runs_before_what_a_busy_one_holds(
+    client: Client, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path
+) -> None:
+    slow = "{lease_s: 3600, batch: {max_items: 64, shapes: [[2, 48]]}}"  # 32 batches a window
+    victim, _ = (workers.start(tiny_classifier, config=slow, program=FAULTY) for _ in range(2))
+    ids = client.submit_many(queue, [f"slow {i}" for i in range(256)])
+    wait_until(lambda: [*owners(redis, queue).values()].count(b"w0") > 64)  # more than one window
+    wait_until(lambda: [*owners(redis, queue).values()].count(b"w1") > 64)
+    victim.kill()
+    victim.wait()
+    held = {
+        name: {entry for entry, at in owners(redis, queue).items() if at == name} for name in (b"w0", b"w1")
+    }
+    assert held[b"w0"]
+    wait_until(lambda: not held[b"w0"] & owners(redis, queue).keys())
+    assert len(held[b"w1"] & owners(redis, queue).keys()) > len(held[b"w1"]) / 2
+    assert all(client.result(request_id).ok for request_id in ids)
 
 
 def test_a_frozen_worker_that_wakes_up_takes_nothing_back(redis_url: str, redis: Redis, queue: str) -> None:

@@ -2,7 +2,8 @@
 
 Three threads overlap: one takes, encodes and plans, one runs the engine, one decodes and finishes. The engine
 thus never waits for Redis or the tokenizer while there is work; one window runs and at most one more is held.
-What comes alone to an idle worker goes through all of it in the first thread.
+What comes alone to an idle worker goes through all of it in the first thread. What a dead worker left, being
+older than what is held, goes before it, as do requests of high priority.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gristmill_worker.batching.linger import Bounds, drain
 from gristmill_worker.batching.planner import Planner
 from gristmill_worker.batching.sizing import Sizing
 from gristmill_worker.engines.base import Engine, Shape, may_pass
+from gristmill_worker.handoff import Handoff
 from gristmill_worker.jobs import Batch, BatchRun, Job, Judge, Ran, everyone, part_late
 from gristmill_worker.settings import BatchSettings
 from gristmill_worker.sharing import Sharing
@@ -30,7 +32,7 @@ from gristmill_worker.telemetry import logger
 from gristmill_worker.vitals import Vitals
 
 LOGGED_IDS: Final = 20  # of a window that failed
-HELD_WINDOWS: Final = 2  # one runs, one is spare
+LOOK_S: Final = 0.1  # for what is urgent, while all places are taken
 GC_OBJECTS: Final = 20_000  # between two looks for cycles: several windows' worth, which by then are gone
 
 
@@ -53,6 +55,8 @@ class Loop:
         self._engine = engine
         self._task = task
         self._batch = batch
+        self._max_wait_s = batch.max_wait_ms / 1000
+        self._reached = False  # Redis, once
         self._bounds = Bounds(batch.max_items, batch.max_bytes, judge.max_body_bytes)
         self._planner = Planner(engine.shapes, sizing.costs)
         self._lengths = sizing.lengths
@@ -60,8 +64,7 @@ class Loop:
         self._sharing = sharing
         self._stop = stop
         self._storing = Storing(source, judge, vitals, stop)
-        self._slots = threading.Semaphore(HELD_WINDOWS)
-        self._planned: Queue[list[Batch] | None] = Queue()  # bounded by the slots
+        self._handoff = Handoff()
         self._ran: Queue[Ran | list[Outcome] | None] = Queue(maxsize=8)
         self._vitals = vitals
         self.counters = vitals.counters
@@ -78,7 +81,7 @@ class Loop:
         try:
             self._feed()
         finally:
-            self._planned.put(None)
+            self._handoff.close()
             engine.join()
             self._ran.put(None)
             finisher.join()
@@ -86,48 +89,49 @@ class Loop:
     # The first thread: take -> encode -> plan
 
     def _feed(self) -> None:
-        reached = False
+        wait_s = LOOK_S
         while not self._stop.is_set():
-            self._vitals.move()
-            self._slots.acquire()
-            batches: list[Batch] = []
-            try:
-                with self.counters.stage("take"):
-                    window = drain(self._source.take, self._bounds, self._batch.max_wait_ms / 1000)
-                reached = True
-                self._storing.reached_redis()
-                with self._redelivered_on_error(window):
-                    batches = self._prepare(window)
-            except BrokerUnavailable as error:
-                if not reached and not error.retryable:
-                    raise
-                self._storing.wait_for_redis(error)
-                self._source.recover()  # a lost reply leaves entries under our name
-            except Exception:  # noqa: BLE001 - a worker that stops answers nobody
-                logger().exception("take_failed")
-                self._source.recover()
-                self._stop.wait(BACKOFF_S[1])
-            if len(batches) == 1 and len(batches[0].jobs) == 1 and self._is_idle():
-                self._run_here(batches[0])
-                self._slots.release()
-            elif batches:
-                self._planned.put(batches)
+            if self._handoff.reserve(wait_s):
+                self._vitals.move()
+                self._pass_on(self._next(lambda: drain(self._source.take, self._bounds, self._max_wait_s)))
+                wait_s = LOOK_S
+            elif batches := self._next(lambda: self._source.take_urgent(self._batch.max_items)):
+                self._handoff.run_first(batches)
+                wait_s = 0.0  # there may be more
             else:
-                self._slots.release()
-            if any(job.delivery.suspect for batch in batches for job in batch.jobs):
-                self._wait_until_idle()  # if it kills this process, nothing else is to blame
+                wait_s = LOOK_S
 
-    def _is_idle(self) -> bool:
-        """Say whether no window runs or waits to, beside the one that is held by the caller."""
-        others = self._slots.acquire(blocking=False)
-        if others:
-            self._slots.release()
-        return others
+    def _next(self, take: Callable[[], list[Delivery]]) -> list[Batch]:
+        """Take a window and plan it; [] where nothing came, or nothing can be had."""
+        try:
+            with self.counters.stage("take"):
+                window = take()
+            self._reached = True
+            self._storing.reached_redis()
+            with self._redelivered_on_error(window):
+                return self._prepare(window)
+        except BrokerUnavailable as error:
+            if not self._reached and not error.retryable:
+                raise
+            self._storing.wait_for_redis(error)
+            self._source.recover()  # a lost reply leaves entries under our name
+        except Exception:  # noqa: BLE001 - a worker that stops answers nobody
+            logger().exception("take_failed")
+            self._source.recover()
+            self._stop.wait(BACKOFF_S[1])
+        return []
 
-    def _wait_until_idle(self) -> None:
-        for _ in range(HELD_WINDOWS):
-            self._slots.acquire()
-        self._slots.release(HELD_WINDOWS)
+    def _pass_on(self, batches: list[Batch]) -> None:
+        """Let a window run for which there is a place."""
+        if len(batches) == 1 and len(batches[0].jobs) == 1 and self._handoff.is_idle():
+            self._run_here(batches[0])
+            batches = []
+        elif batches:
+            self._handoff.pass_on(batches)
+        if not batches:
+            self._handoff.give_back()
+        elif any(job.delivery.suspect for batch in batches for job in batch.jobs):
+            self._handoff.wait_until_idle()  # if it kills this process, nothing else is to blame
 
     def _prepare(self, window: Sequence[Delivery]) -> list[Batch]:
         jobs, refused = self._judge.read(window)
@@ -193,12 +197,10 @@ class Loop:
     # The second thread: run
 
     def _run_batches(self) -> None:
-        while (window := self._planned.get()) is not None:
-            for batch in window:
-                with self._redelivered_on_error([job.delivery for job in everyone(batch.jobs)]):
-                    for ran in self._run_on_time(batch):
-                        self._ran.put(ran)
-            self._slots.release()
+        for batch in self._handoff.batches():
+            with self._redelivered_on_error([job.delivery for job in everyone(batch.jobs)]):
+                for ran in self._run_on_time(batch):
+                    self._ran.put(ran)
 
     def _run_here(self, batch: Batch) -> None:
         """Run and finish in this thread what came alone to an idle worker: hand-offs would only delay it."""

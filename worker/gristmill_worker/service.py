@@ -75,6 +75,7 @@ def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None)
         precision=engine.precision,
         threads=settings.threads,
         shapes=len(engine.shapes),
+        whole=loaded.whole,
         costs="measured" if sizing.measured else "by formula: 'gristmill-worker tune' measures this CPU",
         seconds=round(time.perf_counter() - started, 2),
     )
@@ -89,7 +90,7 @@ def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None)
     sharing = Sharing(round(settings.result_cache_mb * 2**20))
     loop = Loop(source, engine, task, batch, sizing, judge, vitals, sharing, stop.event)
     loop.on_ran = watchers(os.environ, name, settings.queue, manifest.id, shown)
-    vitals.about = _about(name, settings, manifest, engine)
+    vitals.about = _about(name, settings, manifest, engine) | ({} if loaded.whole else {"provisional": "yes"})
     pulse = Pulse(source, settings.redis, settings.lease_s, vitals.heartbeat)
     ready(vitals.snapshot)
     _serve(loop, pulse, sizing, vitals, stop)

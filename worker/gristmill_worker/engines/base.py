@@ -95,6 +95,7 @@ ENGINES: Mapping[str, str] = {  # name -> the extra that installs it
     "deepsparse": "worker,deepsparse",
     "null": "worker",
 }
+SHARED_COMPILATION: Final = "openvino"  # the engine that can run many shapes by one compilation
 
 
 def engine_loader(name: str) -> LoadEngine:

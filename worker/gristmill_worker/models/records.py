@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gristmill.errors import InputFileError
 
-SELF_TEST: Final = "selftest"  # begins the names of records that workers write while they load
+SELF_TEST: Final = "selftest"  # the prefix of records that workers write themselves
 
 Record = TypeVar("Record", bound=BaseModel)
 

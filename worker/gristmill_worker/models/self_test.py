@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import cycle, islice
 from pathlib import Path
@@ -78,7 +78,8 @@ def ensure_agreement(engine: Engine, variant: Variant, manifest: Manifest, threa
     reference = reference_of(variant.model_dir, manifest)
     if variant.engine == NULL or is_reference(variant, reference):
         return
-    known = _known_shapes(engine, variant, threads)
+    own, (known_own, known_shared) = own_shapes(engine), _known_shapes(variant, threads)
+    known = (known_own & own) | (known_shared - own)
     shapes = [shape for shape in engine.shapes if shape not in known]
     if not shapes:
         return
@@ -102,6 +103,12 @@ def ensure_agreement(engine: Engine, variant: Variant, manifest: Manifest, threa
         **limits.figure(task, "worst", differences[worst]),
     )
     _store(engine, variant, threads, shapes)
+
+
+def agrees_in_one(variant: Variant, shapes: Collection[Shape], threads: int) -> bool:
+    """Say whether one compilation for all ``shapes`` is known to answer as the reference does."""
+    _, known = _known_shapes(variant, threads)
+    return known.issuperset(shapes)
 
 
 def own_shapes(engine: Engine) -> frozenset[Shape]:
@@ -206,18 +213,20 @@ def _short(length: int) -> int:
     return max(1, min(length - 1, max(_SHORTEST, length // 4)))
 
 
-def _known_shapes(engine: Engine, variant: Variant, threads: int) -> set[Shape]:
-    """Return the shapes that agreed before, with the same kernels; none if a check failed since."""
+def _known_shapes(variant: Variant, threads: int) -> tuple[set[Shape], set[Shape]]:
+    """Return the shapes that agreed before in compilations of their own, and in one for all shapes.
+
+    None if a check failed since.
+    """
     verdict = load_verdict(variant.model_dir, variant.run_key())
     if verdict is not None and not verdict.passed:
-        return set()
+        return set(), set()
     found = [_load(variant, threads), verdict if verdict is not None and verdict.threads == threads else None]
-    own = own_shapes(engine)
-    known: set[Shape] = set()
-    for each in found:
-        if each is not None:
-            known |= (set(each.shapes) & own) | (set(each.shared_shapes) - own)
-    return known
+    records = [each for each in found if each is not None]
+    return (
+        {shape for each in records for shape in each.shapes},
+        {shape for each in records for shape in each.shared_shapes},
+    )
 
 
 def _limits_at_start(variant: Variant, reference: Variant) -> Limits:

@@ -62,6 +62,13 @@ class Source(Protocol):
         """Return up to ``count`` deliveries; waits up to ``block_s`` for the first."""
         ...
 
+    def take_urgent(self, count: int) -> list[Delivery]:
+        """Return at once up to ``count`` deliveries that go before all that this worker has taken.
+
+        They were with a worker that died, or are of high priority.
+        """
+        ...
+
     def finish(self, outcomes: Sequence[Outcome]) -> int:
         """Store the outcomes atomically; returns how many counted (others were answered elsewhere)."""
         ...

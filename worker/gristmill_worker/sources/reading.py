@@ -33,6 +33,7 @@ class Reader:
         self._ask = False  # for both, with the next read
         self._backlog = False
         self._windows = 0
+        self._high = 0  # requests of high priority that went before windows, and do not make up one yet
 
     def paused(self) -> bool:
         """Say whether nothing may be taken; costs a look only where that was so at the last read."""
@@ -47,6 +48,7 @@ class Reader:
         whole third there is more to fetch; and in a backlog the streams are read one after the other at once.
         """
         self._ask = block_s > 0  # a window begins
+        self._windows += self._ask
         share = count // len(self._streams)
         found: list[Delivery] = []
         if self._backlog or not share:
@@ -60,6 +62,21 @@ class Reader:
         self._backlog = len(found) >= count
         return self.mark(found) if self._cancelling else found
 
+    def take_high(self, count: int) -> list[Delivery]:
+        """Return up to ``count`` entries of high priority, to run before windows that were taken before them.
+
+        So many requests as a window holds count as one: where the next window has to begin with another
+        priority, that one has to come first.
+        """
+        if (self._windows + 1) % DEFAULT_FIRST == 0:
+            return []
+        self._ask = True
+        found = self._look(list(self._streams)[:1], count, 0.0)
+        self._high += len(found)
+        whole, self._high = divmod(self._high, count)
+        self._windows += whole
+        return self.mark(found) if self._cancelling else found
+
     def mark(self, found: list[Delivery]) -> list[Delivery]:
         """Mark those of ``found`` that are cancelled."""
         if found:
@@ -70,7 +87,6 @@ class Reader:
 
     def _order(self) -> list[str]:
         """Return the priorities in the order for this window: the high ones first, but not every time."""
-        self._windows += 1
         high, default, low = self._streams
         if self._windows % LOW_FIRST == 0:
             return [low, high, default]

@@ -48,6 +48,7 @@ class StreamSource:
         self._deferred = Deferred()
         self._black_box = BlackBox()
         self._resumed = False  # the last window began with a deferred entry
+        self._inheriting = False  # more may be under this name of what was taken over
         self._ready = False  # the groups exist
 
     def take(self, count: int, block_s: float) -> list[Delivery]:
@@ -63,17 +64,35 @@ class StreamSource:
         with self._translated():
             self._prepare()
             paused = self._reader.paused() or self._deferred.full()
-            found = self._leases.own(count)
-            if not found and not paused and (claimed := self._takeover.claim(self._redis)).some:
-                self._leases.inherit(claimed)
-                found = self._leases.own(count)
-            found = self._reader.mark(found)
+            found = self._delivered_before(count, paused=paused)
             if not found and not paused:
                 found = self._reader.take(count, block_s)
         self._leases.add(found)
         if paused and not found:
             pause_for(block_s)
         return found
+
+    def take_urgent(self, count: int) -> list[Delivery]:
+        """See :meth:`~gristmill_worker.sources.base.Source.take_urgent`, and :meth:`take`."""
+        if not self._ready:
+            return []
+        found: list[Delivery] = []
+        with self._translated():
+            paused = self._reader.paused() or self._deferred.full()
+            if self._inheriting or self._takeover.is_due():
+                found = self._delivered_before(count, paused=paused)
+                self._inheriting = bool(found)
+            if not found and not paused:
+                found = self._reader.take_high(count)
+        self._leases.add(found)
+        return found
+
+    def _delivered_before(self, count: int, *, paused: bool) -> list[Delivery]:
+        found = self._leases.own(count)
+        if not found and not paused and (claimed := self._takeover.claim(self._redis)).some:
+            self._leases.inherit(claimed)
+            found = self._leases.own(count)
+        return self._reader.mark(found)
 
     def finish(self, outcomes: Sequence[Outcome]) -> int:
         """Run finish.lua. May be repeated after a lost reply: what was acknowledged is not done again."""

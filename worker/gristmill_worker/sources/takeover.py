@@ -42,12 +42,14 @@ class Takeover:
         self._processes = keys.processes(queue)
         self._lease_s = lease_s
         self._dead: dict[bytes, bytes] = {}  # worker -> its process; replaced as a whole
+        self._silent = False  # entries were not renewed for a lease
         self._scan_at = 0.0  # when to look through all entries: whatever else happens, none stays for ever
 
     def look(self, redis: Connections) -> None:
         """Find out whose entries may be taken over."""
         args = [keys.GROUP, self._worker, int(self._lease_s * 1000), process.here()]
         silent, *others = redis.run("look", [self._processes, *self._streams], args)
+        self._silent = bool(silent)
         if silent:
             self._scan_at = 0.0
         known = self._dead
@@ -57,6 +59,10 @@ class Takeover:
         }
         for name in self._dead.keys() - known.keys():
             logger().warning("worker_died", worker=name.decode("utf-8", "replace"))
+
+    def is_due(self) -> bool:
+        """Say whether there is something to take over, as far as is known."""
+        return bool(self._dead) or self._silent
 
     def claim(self, redis: Connections) -> Claimed:
         """Make some of the entries that may be taken over this worker's own."""
@@ -87,7 +93,7 @@ class Takeover:
         scan_at = time.monotonic() + self._lease_s / 3
         if any(self._reclaim(redis, stream) for stream in self._streams):
             return True
-        self._scan_at = scan_at
+        self._scan_at, self._silent = scan_at, False
         return False
 
     def _reclaim(self, redis: Connections, stream: str) -> bool:

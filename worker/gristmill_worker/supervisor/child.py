@@ -35,11 +35,12 @@ class Phase(Enum):
 class Child:
     """Starts a process at once; all methods return at once. Raises OSError where none can be started."""
 
-    def __init__(self, settings: Settings, cores: CoreSet) -> None:
+    def __init__(self, settings: Settings, cores: CoreSet, *, soon: bool = False) -> None:
         here, there = socket.socketpair()
         self.settings = settings.model_copy(
-            update={"cores": cores.cpus, "threads": cores.threads, "metrics": None}
+            update={"cores": cores.cpus, "threads": cores.threads, "metrics": None, "soon": soon}
         )
+        self.provisional = False  # it serves, and another one would be faster
         self.phase = Phase.LOADING
         self.since = self.heard_at = time.monotonic()  # of the phase, and of the last message
         self.served_at: float | None = None
@@ -111,6 +112,7 @@ class Child:
             if "ready" in message and self.phase is Phase.LOADING:
                 self._become(Phase.READY)
                 self.fresh_bytes = message["ready"]["rss_bytes"]
+                self.provisional = "provisional" in message["ready"]["about"]
             self.snapshot = message.get("ready") or message.get("snapshot") or self.snapshot
             self.memory = message.get("memory", self.memory)
             self.error = message.get("failed", self.error)

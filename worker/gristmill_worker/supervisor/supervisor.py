@@ -220,13 +220,13 @@ class Supervisor:
 
     def _may_start(self, team: Team) -> bool:
         """Say whether one more worker may load now: one a core at a time, and only what memory allows."""
-        kin = list(team.children())
-        first = bool(kin) and not any(child.memory for child in kin)  # it shows what the others will need
+        kin = [child.phase is Phase.LOADING for child in team.children()]
+        first = bool(kin) and not team.needs_mb  # it shows what the others will need
         loading = sum(child.phase is Phase.LOADING for child in self._children())
         if first or loading >= len(self._facts.cores):
             return False
         free_mb, before = available_mb(), team.lacks_memory
-        team.lacks_memory = not is_room(kin, free_mb)
+        team.lacks_memory = not is_room(team.needs_mb if kin else 0.0, sum(kin), free_mb)
         if team.lacks_memory and not before:
             logger().warning("worker_does_not_fit", queue=team.settings.queue, available_mb=round(free_mb))
         return not team.lacks_memory

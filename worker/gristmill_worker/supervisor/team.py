@@ -52,6 +52,7 @@ class Team:
         self._cores: Sequence[CoreSet] = []
         self._asleep = settings.lazy
         self.lacks_memory = False  # said by may_start
+        self.needs_mb = 0.0  # what a worker had for itself alone when it was ready; 0: none was yet
         self._good: Settings | None = None  # the last ones with which a worker got ready
         self._proven = False  # the present ones are such
         self._failures = 0  # in a row: short lives, and
@@ -141,12 +142,17 @@ class Team:
             self._fill(slot)
         empty = [slot for slot in self._slots if slot.current is None and slot.incoming is None]
         for slot in empty:
-            slot.incoming = self._start(slot.cores)
+            slot.incoming = self._start(slot.cores, soon=self._proven)
         if not empty and all(slot.incoming is None for slot in self._slots):
             # One at a time: the others keep up the throughput meanwhile.
             stale = next((slot for slot in self._slots if slot.stale), None)
+            provisional = next(
+                (slot for slot in self._slots if slot.current and slot.current.provisional), None
+            )
             if stale is not None:
                 self._replace(stale)
+            elif provisional is not None:
+                self._improve(provisional)
             elif self._slots and len(self._spares) < self.settings.spares:
                 spare = self._start(self._slots[0].cores)
                 self._spares += [spare] if spare is not None else []
@@ -161,6 +167,12 @@ class Team:
             self._leave(slot.current)
             slot.current, slot.stale = None, False
 
+    def _improve(self, slot: Slot) -> None:
+        """Start who is to take over from one that was started to serve soon, if there is memory for both."""
+        slot.incoming = self._start(slot.cores)
+        if self.lacks_memory and slot.current is not None:
+            self.lacks_memory = slot.current.provisional = False
+
     def _fill(self, slot: Slot) -> None:
         """Let a process that is warm serve on ``slot`` if that needs one."""
         if slot.incoming is not None and slot.incoming.phase is Phase.READY:
@@ -173,6 +185,7 @@ class Team:
         else:
             return
         new.go(slot.cores)
+        self.needs_mb = max(self.needs_mb, new.memory["uss_mb"]) if new.provisional else new.memory["uss_mb"]
         self._good, self._proven, self._not_ready = self.settings, True, 0
         old, slot.current, slot.stale = slot.current, new, False
         place = {"queue": self.settings.queue, "cores": slot.cores.cpus}
@@ -194,11 +207,11 @@ class Team:
             slot.stale = True
             logger().warning("worker_too_large", pid=child.pid, rss_mb=rss_bytes / 2**20, max_rss_mb=limit_mb)
 
-    def _start(self, cores: CoreSet) -> Child | None:
+    def _start(self, cores: CoreSet, *, soon: bool = False) -> Child | None:
         if time.monotonic() < self._not_before or not self._may_start(self):
             return None
         try:
-            child = Child(self.settings, cores)
+            child = Child(self.settings, cores, soon=soon)
         except OSError as error:  # no process, descriptor or memory to be had
             logger().error("worker_not_started", queue=self.settings.queue, error=str(error))
             self._back_off()

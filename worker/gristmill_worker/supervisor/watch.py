@@ -13,8 +13,8 @@ Stamp = frozenset[tuple[str, int, int, int]] | None
 class Watch:
     """Compares inode, time and size of files at each look; a change counts once it has stood for one look.
 
-    Of a folder all files in it count, as a model that is being copied changes until the last one is complete;
-    but not what workers themselves note of it.
+    Of a folder all files in it count: a model that is being copied changes until the last one is complete.
+    What is hidden is work in progress, and what workers write themselves is nothing new to them.
     """
 
     def __init__(self) -> None:
@@ -37,8 +37,12 @@ class Watch:
 
 def _stamp(path: Path) -> Stamp:
     try:
-        files = [*path.iterdir()] if path.is_dir() else [path]
-        found = [(file.name, file.stat()) for file in files if SELF_TEST not in file.name]
+        files = [file for file in path.iterdir() if _counts(file.name)] if path.is_dir() else [path]
+        found = [(file.name, file.stat()) for file in files]
     except OSError:
         return None
     return frozenset((name, each.st_ino, each.st_mtime_ns, each.st_size) for name, each in found)
+
+
+def _counts(name: str) -> bool:
+    return not name.startswith((".", f"{SELF_TEST}-"))

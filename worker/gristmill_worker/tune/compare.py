@@ -14,7 +14,13 @@ from typing import Final
 from gristmill.errors import InputFileError
 from gristmill_worker.batching.costs import usual_shapes
 from gristmill_worker.cpus import cpu_features
-from gristmill_worker.engines.base import EngineError, Shape, engine_loader, example_inputs
+from gristmill_worker.engines.base import (
+    SHARED_COMPILATION,
+    EngineError,
+    Shape,
+    engine_loader,
+    example_inputs,
+)
 from gristmill_worker.engines.choice import Wanted, doubt_about, obstacle_to, variants
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.memory import resident_mb
@@ -23,7 +29,6 @@ from gristmill_worker.tune.measure import Say
 
 WORTH: Final = 0.03  # gain from which a compilation of its own is worth the memory
 ROUNDS: Final = 5  # at least, whatever they take
-SHARED_COMPILATION: Final = "openvino"  # the engine that can run many shapes by one compilation
 _ENOUGH_MB: Final = 1 << 20
 
 

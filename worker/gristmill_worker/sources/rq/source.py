@@ -138,6 +138,10 @@ class RqSource:
         self._exact.submit(refused)
         return bool(suspended), found
 
+    def take_urgent(self, count: int) -> list[Delivery]:  # noqa: ARG002
+        """Return nothing: RQ's list has no priorities, and what a dead worker held is at its front."""
+        return []
+
     def finish(self, outcomes: Sequence[Outcome]) -> int:
         """Finish what succeeded in one step; hand over the rest. May be repeated after a lost reply."""
         plain: list[tuple[RqDelivery, Result]] = []
