@@ -36,7 +36,7 @@ def test_what_a_killed_worker_held_is_run_by_others_at_once_whatever_the_lease(f
     fleet.wait(jobs)
     fleet.assert_each_ended_once(jobs)
     wait_until(lambda: fleet.redis.smembers(f"rq:workers:{fleet.queue.name}") == {b"rq:worker:w3"})
-    assert not [*fleet.redis.scan_iter("gm:*:rq:popped:*")]
+    assert not [*fleet.redis.scan_iter(f"gm:{{{fleet.queue.name}}}:rq:popped:*")]
     fields = fleet.redis.hkeys(jobs[0].key)
     assert b"gm_deliveries" not in fields
 
