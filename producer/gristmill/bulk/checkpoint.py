@@ -32,7 +32,7 @@ class State:
     """How far a run got; everything that it counts is on the disk.
 
     ``parts`` are sealed, ``filled`` is the number of rows in the open one and ``mark`` what counts of it
-    (see :class:`~gristmill.bulk.text_parts.Parts`); ``rejects`` are bytes. ``place`` is where to go on
+    (see :class:`~gristmill.bulk.parts.Parts`); ``rejects`` are bytes. ``place`` is where to go on
     reading. ``inode`` is the finished output's, from just before it gets its name; 0 until then.
     """
 

@@ -18,10 +18,11 @@ from gristmill.bulk.files import filesystem, is_url, remote_errors
 from gristmill.bulk.job import Plan
 from gristmill.bulk.kinds import Format
 from gristmill.bulk.layout import Layout, error_of
+from gristmill.bulk.parts import Parts
 from gristmill.bulk.rows import Row
 from gristmill.bulk.source import Source
 from gristmill.bulk.summary import Summary
-from gristmill.bulk.text_parts import COPY_BYTES, Parts, StreamOut, TextParts, remove_leftovers
+from gristmill.bulk.text_parts import COPY_BYTES, StreamOut, TextParts, remove_leftovers
 from gristmill.wire import Result
 
 SAVE_EVERY_S: Final = 10.0  # what a kill may cost, besides what is in flight

@@ -17,12 +17,12 @@ from gristmill.bulk.checkpoint import REJECTS, changes
 from gristmill.bulk.disk import GrowingFile, disk_errors, sync, sync_folder
 from gristmill.bulk.job import Plan
 from gristmill.bulk.outputs import open_parts, reject
+from gristmill.bulk.parts import Parts, part_name
 from gristmill.bulk.rows import Row
 from gristmill.bulk.score import ask_for_bytes, check_names, layout_of, score_rows, wait_for_model
 from gristmill.bulk.shards.folder import STATE, TRIES
 from gristmill.bulk.shards.plan import ShardPlan
 from gristmill.bulk.summary import OnProgress, Summary
-from gristmill.bulk.text_parts import Parts, part_name
 from gristmill.client import Client
 from gristmill.errors import InputFileError
 from gristmill.wire import Result
