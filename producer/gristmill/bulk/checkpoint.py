@@ -58,7 +58,8 @@ class State:
 class Store:
     """The folder of one run, locked against other runs; a context manager.
 
-    ``job`` identifies the run: a run is only resumed where it is the same. ``state`` is the last checkpoint.
+    ``job`` identifies the run: a run is only resumed where it is the same. ``state`` is the last checkpoint,
+    ``found_rows`` the number of rows that were there, also where they are not gone on with.
     Raises InputFileError if another run holds the folder, if it is not a run's, or if the job is another.
     """
 
@@ -68,6 +69,7 @@ class Store:
         self.rejects = folder / REJECTS
         self.whole = folder / WHOLE
         self.state = State()
+        self.found_rows = 0
         self._lock = _locked(folder)
         try:
             with disk_errors(folder):
@@ -83,8 +85,9 @@ class Store:
                 f"{self.folder} holds files that are not of a run ({listed}): move them away"
             )
         known = read_job(self.folder)
-        state = State() if known is None or force or not resumable else read_state(self.folder)
-        if known is not None and state.begun:
+        state = State() if known is None or force else read_state(self.folder)
+        self.found_rows = state.rows
+        if known is not None and state.begun and resumable:
             if points := changes(known, job):
                 raise InputFileError(
                     f"{self.folder} holds an unfinished run of another job: {'; '.join(points)}. "
