@@ -8,6 +8,7 @@ import resource
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from conftest import wait_until
 from gristmill import Client
 from gristmill.errors import ExitCode
 from machine import Machine
+from probes import fetch
 
 Configure = Callable[..., Path]
 
@@ -168,6 +170,13 @@ class TestOutput:
                 os.close(ours)
 
 
+def _is_open(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError), socket.create_connection((host, int(port))):
+        return True
+    return False
+
+
 def _drain(terminal: int) -> None:
     """Read what a terminal shows until nobody has it any more."""
     with suppress(OSError):
@@ -216,7 +225,7 @@ class TestSurroundings:
     ) -> None:
         paths = [
             configure(**{"model": tiny_classifier} | settings),
-            configure(tiny_classifier, "b", metrics=0),
+            configure(tiny_classifier, "b", workers="auto", metrics=0),
         ]
         with Machine(tmp_path, *map(str, paths)) as machine:
             assert machine.process.wait(timeout=60) == ExitCode.BAD_INPUT
@@ -332,4 +341,21 @@ class TestReload:
             wait_until(lambda: len(machine.workers()) <= 2)
             served = [event["queue"] for event in machine.events("worker_starts")]
             assert served.count(f"{queue}-a") == 1
+            assert machine.stop() == ExitCode.OK
+
+    def test_metrics_are_served_where_a_reload_wants_them(
+        self, configure: Configure, tiny_classifier: Path, tmp_path: Path
+    ) -> None:
+        with Machine(tmp_path, str(configure(tiny_classifier, metrics="127.0.0.1:0"))) as machine:
+            machine.wait_for("worker_serves")
+            configure(tiny_classifier, metrics="127.0.0.2:0")
+            before, after = (event["address"] for event in machine.wait_for("metrics_served", 2))
+            assert fetch(after, "/metrics")[0] == 200
+            wait_until(lambda: not _is_open(before))
+            with socket.create_server(("127.0.0.3", 0)) as taken:
+                configure(tiny_classifier, metrics=f"127.0.0.3:{taken.getsockname()[1]}")
+                assert "cannot be listened at" in machine.wait_for("reload_refused")[0]["error"]
+                assert fetch(after, "/metrics")[0] == 200
+            configure(tiny_classifier)
+            wait_until(lambda: not _is_open(after))
             assert machine.stop() == ExitCode.OK

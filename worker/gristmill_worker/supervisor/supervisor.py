@@ -11,19 +11,19 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from gristmill.errors import ExitCode, GristmillError, InputFileError
-from gristmill_worker import health
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.child import Child, Phase
 from gristmill_worker.supervisor.demand import Demand
 from gristmill_worker.supervisor.room import available_mb, is_room
 from gristmill_worker.supervisor.shares import Wish, share_cores
+from gristmill_worker.supervisor.shown import Shown
 from gristmill_worker.supervisor.team import CannotStartError, Team
 from gristmill_worker.supervisor.watch import Watch
 from gristmill_worker.telemetry import logger
@@ -54,6 +54,7 @@ class Supervisor:
         self._watch = Watch()
         self._watch_at = 0.0
         self._snapshots: list[Snapshot] = []  # replaced as a whole: another thread reads it
+        self._shown = Shown(lambda: self._snapshots)
         self._extra = 0  # workers of each team, beside what its settings say
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
@@ -67,7 +68,7 @@ class Supervisor:
         Raises InputFileError for settings that cannot be used, CannotStartError where no worker gets ready.
         """
         settings = self._load()
-        with self._listening(), self._shown(settings):
+        with self._listening(), closing(self._shown):
             try:
                 self._apply(settings)
                 while not self._stops:
@@ -183,6 +184,7 @@ class Supervisor:
         if len(wanted) < len(found):
             raise InputFileError("two configurations name the same queue: each needs one of its own")
         shares = self._shares(found)
+        self._shown.serve(found)
         self._demand.watch([settings for settings in found if settings.lazy])
         for queue, team in self._teams.items():
             if queue not in wanted:
@@ -227,16 +229,6 @@ class Supervisor:
         if team.lacks_memory and not before:
             logger().warning("worker_does_not_fit", queue=team.settings.queue, available_mb=round(free_mb))
         return not team.lacks_memory
-
-    def _shown(self, found: Sequence[Settings]) -> AbstractContextManager[object]:
-        """Serve /metrics and the probes of all workers where that is wanted."""
-        wanted = {settings.metrics: settings.redis for settings in reversed(found) if settings.metrics}
-        if not wanted:
-            return nullcontext()
-        if len(wanted) > 1:
-            raise InputFileError(f"metrics: one address is for all workers, not {', '.join(sorted(wanted))}")
-        ((address, redis),) = wanted.items()
-        return health.serve(address, lambda: self._snapshots, redis)
 
     # Signals
 
