@@ -359,3 +359,19 @@ class TestReload:
             configure(tiny_classifier)
             wait_until(lambda: not _is_open(after))
             assert machine.stop() == ExitCode.OK
+
+    def test_a_renamed_queue_whose_model_cannot_be_loaded_leaves_the_workers_at_work(
+        self, configure: Configure, tiny_classifier: Path, client: Client, queue: str, tmp_path: Path
+    ) -> None:
+        with Machine(tmp_path, str(configure(tiny_classifier))) as machine:
+            (first,) = machine.wait_for("worker_serves")
+            configure(tmp_path / "nothing", queue=f"{queue}-other")
+            assert "nothing" in machine.wait_for("reload_failed")[0]["error"]
+            wait_until(lambda: [process.pid for process in machine.workers()] == [first["pid"]])
+            assert client.score(f"{queue}-a", "grain", timeout_s=60)
+            machine.workers()[0].kill()  # the team lives on, not just its last worker
+            machine.wait_for("worker_serves", 2)
+            configure(tiny_classifier, queue=f"{queue}-other")
+            assert client.score(f"{queue}-other", "grain", timeout_s=60)
+            wait_until(lambda: not client.workers(f"{queue}-a"))
+            assert machine.stop() == ExitCode.OK

@@ -50,6 +50,8 @@ class Supervisor:
         self._max_loaded = max_loaded  # models that are loaded on demand, at a time
         self._demand = Demand()
         self._teams: dict[str, Team] = {}  # by queue
+        self._arriving: set[str] = set()  # queues that are new since a reload, and
+        self._retiring: set[str] = set()  # those that are served until it is known that these can be
         self._facts = read_facts()
         self._watch = Watch()
         self._watch_at = 0.0
@@ -101,6 +103,7 @@ class Supervisor:
                 self._go_on_without(team, error)
             if team.is_over():
                 del self._teams[queue]
+        self._retire()
         if not (self._complete or self._stops) and all(team.is_complete() for team in self._teams.values()):
             self._complete = True
             logger().info("machine_ready", workers=sum(1 for _ in self._children()), queues=list(self._teams))
@@ -113,8 +116,25 @@ class Supervisor:
             for child in self._children():
                 child.excuse()
 
+    def _retire(self) -> None:
+        """Let those go whose queues are served no more, once all others are, or where there is no memory."""
+        new = [self._teams[queue] for queue in self._arriving if queue in self._teams]
+        if all(team.is_complete() for team in new) or any(team.lacks_memory for team in new):
+            self._arriving = set()
+            for queue in self._retiring & set(self._teams):
+                self._teams[queue].dismiss()
+            self._retiring = set()
+
     def _go_on_without(self, team: Team, error: CannotStartError) -> None:
         """Keep the other teams at work, once all had started; raises ``error`` where there is none."""
+        if self._retiring and team.settings.queue in self._arriving:
+            logger().error(
+                "reload_failed", queue=team.settings.queue, error=str(error), kept="the workers that serve"
+            )
+            team.dismiss()
+            self._arriving, self._retiring = set(), set()
+            self._demand.watch([each.settings for each in self._wanted() if each.settings.lazy])
+            return
         others = [each for each in self._teams.values() if each is not team and not each.is_dismissed()]
         if not self._complete or not any(other.is_complete() for other in others):
             raise error
@@ -130,6 +150,11 @@ class Supervisor:
         for child in self._children():
             child.kill()
         return bool(self._teams)
+
+    def _wanted(self) -> Iterator[Team]:
+        for queue, team in self._teams.items():
+            if not team.is_dismissed() and queue not in self._retiring:
+                yield team
 
     def _children(self) -> Iterator[Child]:
         for team in self._teams.values():
@@ -165,7 +190,7 @@ class Supervisor:
             logger().error("reload_refused", error=str(error), kept="the workers that serve")
 
     def _scale(self, more: int) -> None:
-        settings = [team.settings for team in self._teams.values() if not team.is_dismissed()]
+        settings = [team.settings for team in self._wanted()]
         before = self._shares(settings)
         self._extra += more
         try:
@@ -186,8 +211,12 @@ class Supervisor:
         shares = self._shares(found)
         self._shown.serve(found)
         self._demand.watch([settings for settings in found if settings.lazy])
+        self._arriving = (self._arriving | wanted.keys() - self._teams.keys()) & wanted.keys()
+        self._retiring = set()
         for queue, team in self._teams.items():
-            if queue not in wanted:
+            if queue not in wanted and self._arriving and team.snapshots():
+                self._retiring.add(queue)
+            elif queue not in wanted:
                 team.dismiss()
         for (queue, settings), cores in zip(wanted.items(), shares, strict=True):
             if queue not in self._teams:
