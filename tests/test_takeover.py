@@ -183,6 +183,14 @@ def note_path(name: str) -> Path:
     return black_box.FOLDER / f"gristmill-{os.getuid()}-{number}-{started}"
 
 
+def _open_and_close() -> None:
+    """Do what each worker does at its start."""
+    black_box.remove(process.own())  # of a source that an earlier test did not close
+    box = BlackBox()
+    box.open()
+    box.close()
+
+
 class TestBlackBox:
     def test_what_was_in_native_code_can_be_read_after_a_kill(self) -> None:
         name, found = note_of_the_dead(300)
@@ -239,6 +247,40 @@ class TestBlackBox:
         assert black_box.read(name) is None
         Path(f"{path}-moved").unlink()
         black_box.remove(name)
+
+    def test_notes_that_nobody_reads_any_more_are_removed_and_those_of_the_living_never(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name, found = note_of_the_dead(1)
+        dead = note_path(name)
+        command = [sys.executable, "-c", EXPOSED, "1"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            living = note_path(child.stdout.readline().strip())
+            # As that of another container is seen here: no process has this number.
+            foreign = living.with_name(f"gristmill-{os.getuid()}-{10**12}-{child.pid}")
+            living.rename(foreign)
+            link = foreign.with_name(foreign.name + "-link")
+            link.symlink_to(dead)
+            try:
+                _open_and_close()
+                assert dead.exists()  # it is young
+                for note in (dead, foreign):
+                    os.utime(note, (1, 1))
+                _open_and_close()
+                assert black_box.read(name) == found  # old, but who says that its process died long ago?
+                _open_and_close()
+                assert black_box.read(name) == found
+                monkeypatch.setattr(black_box, "KEPT_S", 0.0)
+                wait_until(lambda: time.time() > dead.stat().st_ctime)
+                _open_and_close()
+                assert not dead.exists()
+                assert foreign.exists()
+                assert link.is_symlink()
+            finally:
+                child.kill()
+                for note in (foreign, link):
+                    note.unlink()
 
     def test_what_a_dead_worker_had_not_begun_goes_on_in_batches(
         self, client: Client, redis: Redis, workers: Workers, queue: str, tiny_classifier: Path
