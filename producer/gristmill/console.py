@@ -129,9 +129,11 @@ def check_writable(path: Path) -> None:
     """Raise InputFileError if the file ``path`` cannot be written: better before long work than after."""
     existed = path.exists()
     try:
-        path.open("ab").close()
-        if not existed:
-            path.unlink()
+        try:
+            path.open("ab").close()
+        finally:
+            if not existed:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise InputFileError(f"{path} cannot be written: {error.strerror}") from error
 

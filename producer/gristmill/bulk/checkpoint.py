@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -70,11 +71,15 @@ class Store:
         self.whole = folder / WHOLE
         self.state = State()
         self.found_rows = 0
+        self._afresh = False
         self._lock = _locked(folder)
         try:
             with disk_errors(folder):
                 self._open({"version": VERSION, **job}, force=force, resumable=resumable)
         except BaseException:
+            if self._afresh:
+                with suppress(InputFileError):  # the first error counts
+                    self.remove()
             os.close(self._lock)
             raise
 
@@ -95,6 +100,7 @@ class Store:
                 )
             self.state = state
         else:
+            self._afresh = True
             self.clear()
             write_atomically(self.folder / JOB, orjson.dumps(job, option=orjson.OPT_INDENT_2))
         self.rows.mkdir(exist_ok=True)

@@ -111,6 +111,8 @@ class StoredOutput:
         """Make a checkpoint of all that was written, and return a note on where it is."""
         if self._whole and self._filled and not self._state.ended:
             self._save(self._state.parts, self._filled, self._parts.save())
+        if not self._state.begun:
+            return "nothing was scored"  # and nothing is kept
         rows, folder = self._state.rows, self._store.folder
         if self._plan.piped:
             return f"{rows:,} scored rows are in {folder}; standard input cannot be resumed"
