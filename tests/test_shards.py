@@ -288,9 +288,10 @@ class TestFaults:
         resumed = fleet.submit(source, "--out", out, shards=4)
         before = re.search(r"([0-9,]+) were done before", resumed.stderr)
         assert before is not None
-        assert int(before[1].replace(",", "")) >= done * PART_ROWS  # a part may come after the count
+        done_before = int(before[1].replace(",", ""))
+        assert done_before >= done * PART_ROWS  # a part may come after the count
         code, found = fleet.ended(out)
-        assert (code, len(found["shards"]), found["done_before"]) == (3, 4, done * PART_ROWS)
+        assert (code, len(found["shards"]), found["done_before"]) == (3, 4, done_before)
         assert files_of(out) == expected(client, source, out)
 
     def test_a_run_whose_worker_does_not_hear_of_the_cancelling_ends_by_itself(
@@ -395,7 +396,7 @@ class TestCron:
         fleet.start(queue=f"{fleet.queue}-cron")
         fleet.start("nightly.py", module="cron")
         wait_until(lambda: [*tmp_path.glob("out-*.csv")])
-        (out,) = tmp_path.glob("out-*.csv")
+        out = min(tmp_path.glob("out-*.csv"))  # at midnight there are two
         code, _ = fleet.ended(out)
         assert code == ExitCode.ROWS_FAILED
         assert files_of(out) == expected(client, source, out)

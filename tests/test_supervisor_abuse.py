@@ -33,7 +33,7 @@ Configure = Callable[..., Path]
 # Silence counts sooner: all else takes its time.
 IMPATIENT = """
 from gristmill_worker.supervisor import child, supervisor
-child.SILENCE_S, supervisor.STOPPED_S = 3.0, 1.5
+child.SILENCE_S, supervisor.STOPPED_S = 6.0, 1.5
 from gristmill_worker.cli import main
 main()
 """
@@ -64,11 +64,11 @@ class TestStopped:
             (worker,) = [event["pid"] for event in machine.wait_for("worker_serves")]
             machine.signal(signal.SIGSTOP)
             os.kill(worker, signal.SIGSTOP)
-            time.sleep(5)
+            time.sleep(8)
             machine.signal(signal.SIGCONT)
             time.sleep(2)  # the order in which a freezer lets processes go on is nobody's choice
             os.kill(worker, signal.SIGCONT)
-            time.sleep(5)
+            time.sleep(6)
             assert not machine.events("worker_killed")
             assert [process.pid for process in machine.workers()] == [worker]
             os.kill(worker, signal.SIGSTOP)  # and this one alone does not report
@@ -284,12 +284,12 @@ class TestReload:
         self, configure: Configure, tiny_classifier: Path, client: Client, queue: str, tmp_path: Path
     ) -> None:
         with Machine(tmp_path, str(configure(tiny_classifier))) as machine:
-            machine.wait_for("worker_serves")
+            (first,) = machine.wait_for("worker_serves")
             configure(tmp_path / "nothing")
             machine.wait_for("worker_starts", 2)
             machine.signal(signal.SIGHUP)  # the same again, while nobody knows yet that it cannot be used
             machine.wait_for("reload_failed")
-            machine.workers()[0].kill()
+            os.kill(first["pid"], signal.SIGKILL)
             machine.wait_for("worker_serves", 2)
             assert client.score(f"{queue}-a", "grain", timeout_s=60)
             assert machine.stop() == ExitCode.OK

@@ -46,9 +46,16 @@ def consumers(redis: Redis, queue: str) -> set[bytes]:
 
 def freeze_at_work(client: Client, victim: subprocess.Popen[bytes], queue: str, redis: Redis) -> None:
     """Stop ``victim`` while it has entries."""
-    wait_until(lambda: client.depth(queue).pending > 0)
-    victim.send_signal(signal.SIGSTOP)
-    assert b"w0" in owners(redis, queue).values()
+
+    def is_frozen() -> bool:
+        wait_until(lambda: client.depth(queue).pending > 0)
+        victim.send_signal(signal.SIGSTOP)
+        if b"w0" in owners(redis, queue).values():
+            return True
+        victim.send_signal(signal.SIGCONT)  # it had finished them by then
+        return False
+
+    wait_until(is_frozen)
 
 
 def test_a_worker_killed_on_this_host_is_succeeded_at_once_whatever_the_lease(
@@ -85,14 +92,14 @@ def test_a_worker_killed_on_another_host_is_succeeded_after_its_lease(
     victim = workers.start(tiny_classifier, config="{lease_s: 10}")
     ids = client.submit_many(queue, texts(3000))
     freeze_at_work(client, victim, queue, redis)
+    frozen = time.monotonic()
     redis.hset(keys.processes(queue), "w0", "elsewhere/6d0c/pid:[4026531836]/4711/1234")
     victim.kill()
-    killed = time.monotonic()
     held = [entry for entry, owner in owners(redis, queue).items() if owner == b"w0"]
     workers.start(tiny_classifier, config="{lease_s: 10}")
     assert all(client.result(request_id).ok for request_id in ids)
     assert held
-    assert time.monotonic() - killed > 10 / 2  # renewed at the latest a third of the lease before
+    assert time.monotonic() - frozen > 10 / 3  # it renews after a third of the lease, or somewhat later
     assert b"w0" in consumers(redis, queue)
 
 
@@ -109,7 +116,8 @@ def test_a_frozen_worker_that_wakes_up_takes_nothing_back(redis_url: str, redis:
     frozen.renew(Connections(redis_url))
     assert list(owners(redis, queue).values()) == [b"other", b"frozen", b"other", b"frozen"]
     rows = pending(redis, queue)
-    assert [row["time_since_delivered"] >= 50 for row in rows] == [True, False, True, False]
+    ages = [row["time_since_delivered"] for row in rows]  # ms
+    assert min(ages[0], ages[2]) >= max(ages[1], ages[3]) + 45  # only its own were renewed
     assert [row["times_delivered"] for row in rows] == [2, 1, 2, 1]
 
 
