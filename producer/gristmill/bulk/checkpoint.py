@@ -77,10 +77,12 @@ class Store:
             with disk_errors(folder):
                 self._open({"version": VERSION, **job}, force=force, resumable=resumable)
         except BaseException:
-            if self._afresh:
-                with suppress(InputFileError):  # the first error counts
-                    self.remove()
-            os.close(self._lock)
+            try:
+                if self._afresh:
+                    with suppress(InputFileError):  # the first error counts
+                        self.remove()
+            finally:
+                os.close(self._lock)
             raise
 
     def _open(self, job: Mapping[str, Any], *, force: bool, resumable: bool) -> None:
