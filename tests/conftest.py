@@ -21,6 +21,12 @@ from gristmill import Client
 from gristmill.embedded import find_redis_server
 from gristmill_worker.models.importer import import_model
 
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if (
+        signal.getsignal(_number) is signal.SIG_IGN
+    ):  # under nohup, or in the background: processes would inherit it
+        signal.signal(_number, signal.default_int_handler)
+
 LABELS = ("flour", "grain", "water")
 
 
