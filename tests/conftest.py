@@ -25,6 +25,12 @@ from gristmill_worker.models.importer import import_model
 if TYPE_CHECKING:
     from rq_fleet import RqFleet
 
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if (
+        signal.getsignal(_number) is signal.SIG_IGN
+    ):  # under nohup, or in the background: processes would inherit it
+        signal.signal(_number, signal.default_int_handler)
+
 LABELS = ("flour", "grain", "water")
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,7 +67,11 @@ class Machine:
         return events
 
     def workers(self) -> list[psutil.Process]:
-        return [child for child in self._own.children() if child.status() != psutil.STATUS_ZOMBIE]
+        found = []
+        for child in self._own.children():
+            with suppress(psutil.NoSuchProcess):  # it has ended just now
+                found += [child] if child.status() != psutil.STATUS_ZOMBIE else []
+        return found
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

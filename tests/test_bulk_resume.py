@@ -252,3 +252,22 @@ def test_a_run_outlives_a_redis_that_forgets_and_is_kept_by_one_that_is_gone(
     assert resumed.resumed >= 10_000
     assert resumed.rows == summary.rows
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+def test_an_interruption_before_the_first_row_leaves_and_promises_nothing(
+    scorer: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(write_input(tmp_path / "in.csv", rows=50), tmp_path / "out.csv", "labels", "text")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        score_file(scorer, job, stop=lambda: True)
+    assert caught.value.__notes__ == ["nothing was scored"]
+    assert sorted(tmp_path.iterdir()) == before
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "write_atomically", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        score_file(scorer, job)
+    assert sorted(tmp_path.iterdir()) == before

@@ -284,3 +284,12 @@ def test_a_worker_that_cannot_run_what_was_asked_for_ends_at_once(
     process = workers.start(model, *flags, ready=False)
     assert process.wait(timeout=60) == ExitCode.BAD_INPUT
     assert said in workers.log().read_text()
+
+
+def test_wrong_settings_are_no_reason_to_try_another_engine(workers: Workers, model: Path) -> None:
+    worker = workers.start(model, config="batch: {shapes: [[1, 9999]]}", ready=False)
+    assert worker.wait(timeout=60) == ExitCode.BAD_INPUT
+    log = workers.log().read_text()
+    assert "the longest configured shape has 9999 tokens" in log.splitlines()[-1]
+    assert "engine_chosen" in log
+    assert "engine_passed_over" not in log

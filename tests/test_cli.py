@@ -249,6 +249,24 @@ class TestScoreWithAPrivateWorker:
             process.kill()
         assert " ".join(line.split()) == f"going on after {len(rows):,} rows that are in {out}.parts"
 
+    def test_what_cannot_be_gone_on_with_is_not_said_to_be(
+        self, workers: Workers, queue: str, redis_url: str, tiny_classifier: Path, tmp_path: Path
+    ) -> None:
+        workers.start(tiny_classifier)
+        source = write_rows(tmp_path / "in.csv", 20)
+        source.write_text(source.read_text() + "20,\n")
+        arguments = ["score", source, "--out", tmp_path / "out.csv", "--text-column", "text"]
+        arguments += ["--queue", queue, "--max-errors", 0]
+        assert b"21 scored rows are kept" in gristmill(*arguments, url=redis_url).stderr
+        changed = gristmill(*arguments, "--top-k", 2, url=redis_url)
+        assert changed.returncode == ExitCode.BAD_INPUT
+        assert b"top_k was 1, now it is 2" in changed.stderr
+        assert b"going on" not in changed.stderr
+        piped = ["-", "--in-format", "csv", *arguments[2:]]
+        afresh = gristmill("score", *piped, url=redis_url, stdin=b"text\nthe mill\n")
+        assert afresh.returncode == ExitCode.OK
+        assert b"standard input cannot be resumed" in afresh.stderr
+
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_nothing_outlives_it_however_it_is_killed(
         self, tiny_classifier: Path, tmp_path: Path, number: signal.Signals

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,11 @@ def test_half_a_request_and_no_request_at_all_harm_nobody() -> None:
     with served(snapshot()) as address:
         host, port = address.split(":")
         for junk in (b"GET /metr", b"\x00" * 70_000, b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"x" * 70_000):
-            with closing(socket.create_connection((host, int(port)))) as connection:
+            # It may be closed before it has read all.
+            with (
+                closing(socket.create_connection((host, int(port)))) as connection,
+                suppress(ConnectionError),
+            ):
                 connection.sendall(junk)
         assert fetch(address, "/healthz")[0] == 200
 
@@ -174,9 +178,10 @@ def test_an_address_that_cannot_be_listened_at_ends_the_start(
 
 def test_without_being_asked_no_port_is_opened(workers: Workers, tiny_classifier: Path) -> None:
     process = workers.start(tiny_classifier)
-    sockets = {
-        link.readlink().name for link in Path(f"/proc/{process.pid}/fd").iterdir() if link.is_symlink()
-    }
+    sockets = set()
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it is closed by now
+            sockets.add(link.readlink().name)
     listening = [
         line.split()
         for name in ("tcp", "tcp6")
@@ -198,7 +203,8 @@ def test_a_machines_workers_are_shown_together(
     wait_until(lambda: '"machine_ready"' in workers.log().read_text("utf-8"))
     wait_until(lambda: ask(address, "/readyz")[1]["ok"])
     count = ask(address, "/healthz")[1]["workers"]
-    assert count == len(client.workers(queue)) > 0
+    assert count > 0
+    wait_until(lambda: len(client.workers(queue)) == count)
     wait_until(lambda: sum(settled(metrics_of(address))) == 1)
     assert len(settled(metrics_of(address))) == count
     victim = int(client.workers(queue)[0]["pid"])

@@ -200,6 +200,7 @@ class TestStart:
             assert machine.process.wait(timeout=60) == ExitCode.BAD_INPUT
             assert "error: " in machine.log.read_text("utf-8")
             assert "nothing" in machine.log.read_text("utf-8").splitlines()[-1]
+            assert not machine.events("machine_ready")
 
     def test_workers_that_end_again_and_again_end_it_with_the_last_reason(
         self, configure: Configure, tiny_classifier: Path, tmp_path: Path

@@ -8,6 +8,7 @@ import resource
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,13 +26,14 @@ from conftest import wait_until
 from gristmill import Client
 from gristmill.errors import ExitCode
 from machine import Machine
+from probes import fetch
 
 Configure = Callable[..., Path]
 
 # Silence counts sooner: all else takes its time.
 IMPATIENT = """
 from gristmill_worker.supervisor import child, supervisor
-child.SILENCE_S, supervisor.STOPPED_S = 3.0, 1.5
+child.SILENCE_S, supervisor.STOPPED_S = 6.0, 1.5
 from gristmill_worker.cli import main
 main()
 """
@@ -62,11 +64,11 @@ class TestStopped:
             (worker,) = [event["pid"] for event in machine.wait_for("worker_serves")]
             machine.signal(signal.SIGSTOP)
             os.kill(worker, signal.SIGSTOP)
-            time.sleep(5)
+            time.sleep(8)
             machine.signal(signal.SIGCONT)
             time.sleep(2)  # the order in which a freezer lets processes go on is nobody's choice
             os.kill(worker, signal.SIGCONT)
-            time.sleep(5)
+            time.sleep(6)
             assert not machine.events("worker_killed")
             assert [process.pid for process in machine.workers()] == [worker]
             os.kill(worker, signal.SIGSTOP)  # and this one alone does not report
@@ -168,6 +170,13 @@ class TestOutput:
                 os.close(ours)
 
 
+def _is_open(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError), socket.create_connection((host, int(port))):
+        return True
+    return False
+
+
 def _drain(terminal: int) -> None:
     """Read what a terminal shows until nobody has it any more."""
     with suppress(OSError):
@@ -216,7 +225,7 @@ class TestSurroundings:
     ) -> None:
         paths = [
             configure(**{"model": tiny_classifier} | settings),
-            configure(tiny_classifier, "b", metrics=0),
+            configure(tiny_classifier, "b", workers="auto", metrics=0),
         ]
         with Machine(tmp_path, *map(str, paths)) as machine:
             assert machine.process.wait(timeout=60) == ExitCode.BAD_INPUT
@@ -275,12 +284,12 @@ class TestReload:
         self, configure: Configure, tiny_classifier: Path, client: Client, queue: str, tmp_path: Path
     ) -> None:
         with Machine(tmp_path, str(configure(tiny_classifier))) as machine:
-            machine.wait_for("worker_serves")
+            (first,) = machine.wait_for("worker_serves")
             configure(tmp_path / "nothing")
             machine.wait_for("worker_starts", 2)
             machine.signal(signal.SIGHUP)  # the same again, while nobody knows yet that it cannot be used
             machine.wait_for("reload_failed")
-            machine.workers()[0].kill()
+            os.kill(first["pid"], signal.SIGKILL)
             machine.wait_for("worker_serves", 2)
             assert client.score(f"{queue}-a", "grain", timeout_s=60)
             assert machine.stop() == ExitCode.OK
@@ -332,4 +341,37 @@ class TestReload:
             wait_until(lambda: len(machine.workers()) <= 2)
             served = [event["queue"] for event in machine.events("worker_starts")]
             assert served.count(f"{queue}-a") == 1
+            assert machine.stop() == ExitCode.OK
+
+    def test_metrics_are_served_where_a_reload_wants_them(
+        self, configure: Configure, tiny_classifier: Path, tmp_path: Path
+    ) -> None:
+        with Machine(tmp_path, str(configure(tiny_classifier, metrics="127.0.0.1:0"))) as machine:
+            machine.wait_for("worker_serves")
+            configure(tiny_classifier, metrics="127.0.0.2:0")
+            before, after = (event["address"] for event in machine.wait_for("metrics_served", 2))
+            assert fetch(after, "/metrics")[0] == 200
+            wait_until(lambda: not _is_open(before))
+            with socket.create_server(("127.0.0.3", 0)) as taken:
+                configure(tiny_classifier, metrics=f"127.0.0.3:{taken.getsockname()[1]}")
+                assert "cannot be listened at" in machine.wait_for("reload_refused")[0]["error"]
+                assert fetch(after, "/metrics")[0] == 200
+            configure(tiny_classifier)
+            wait_until(lambda: not _is_open(after))
+            assert machine.stop() == ExitCode.OK
+
+    def test_a_renamed_queue_whose_model_cannot_be_loaded_leaves_the_workers_at_work(
+        self, configure: Configure, tiny_classifier: Path, client: Client, queue: str, tmp_path: Path
+    ) -> None:
+        with Machine(tmp_path, str(configure(tiny_classifier))) as machine:
+            (first,) = machine.wait_for("worker_serves")
+            configure(tmp_path / "nothing", queue=f"{queue}-other")
+            assert "nothing" in machine.wait_for("reload_failed")[0]["error"]
+            wait_until(lambda: [process.pid for process in machine.workers()] == [first["pid"]])
+            assert client.score(f"{queue}-a", "grain", timeout_s=60)
+            machine.workers()[0].kill()  # the team lives on, not just its last worker
+            machine.wait_for("worker_serves", 2)
+            configure(tiny_classifier, queue=f"{queue}-other")
+            assert client.score(f"{queue}-other", "grain", timeout_s=60)
+            wait_until(lambda: not client.workers(f"{queue}-a"))
             assert machine.stop() == ExitCode.OK

@@ -215,7 +215,8 @@ def test_on_a_terminal_it_is_drawn_anew_until_q(
     terminal.press(b"q")
     assert terminal.process.wait(30) == 0
     assert terminal.is_as_before()
-    assert terminal.output.endswith(b"\x1b[?25h\x1b[?1049l")  # cursor and screen are as before
+    # Cursor and screen are as before, once all was read.
+    wait_until(lambda: terminal.output.endswith(b"\x1b[?25h\x1b[?1049l"))
 
 
 def test_ctrl_c_ends_it_too(own_client: Client, terminal: Terminal) -> None:

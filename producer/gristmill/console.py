@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final, NoReturn
 
 import click
 
+from gristmill import start
 from gristmill.errors import ExitCode, GristmillError, InputFileError
 from gristmill.keys import DEFAULT, PRIORITIES
 
@@ -53,24 +53,33 @@ def run(group: click.Group) -> NoReturn:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - as long as the process
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)  # what Ctrl-C tidies up, they do as well
     try:
-        code = group.main(standalone_mode=False)
+        start.on_interruption(signal.default_int_handler)  # raises: what is at work tidies up
+        try:
+            code = _outcome(group)
+        finally:
+            start.on_interruption(start.end)
+    except KeyboardInterrupt:  # one more
+        code = ExitCode.INTERRUPTED
+    sys.exit(code)
+
+
+def _outcome(group: click.Group) -> int:
+    try:
+        return int(group.main(standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
-        code = error.exit_code
+        return error.exit_code
     except GristmillError as error:
         _show_notes(error)
         click.echo(f"error: {error}", err=True)
-        code = error.exit_code
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort) as error:
         _show_notes(error.__context__ if isinstance(error, click.Abort) else error)
-        code = ExitCode.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except OSError as error:
         click.echo(f"error: {error}", err=True)
-        code = ExitCode.FAILURE
-    sys.exit(int(code or 0))
+        return ExitCode.FAILURE
 
 
 class Finite(click.FloatRange):
@@ -120,15 +129,13 @@ def check_writable(path: Path) -> None:
     """Raise InputFileError if the file ``path`` cannot be written: better before long work than after."""
     existed = path.exists()
     try:
-        path.open("ab").close()
-        if not existed:
-            path.unlink()
+        try:
+            path.open("ab").close()
+        finally:
+            if not existed:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise InputFileError(f"{path} cannot be written: {error.strerror}") from error
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _show_notes(error: BaseException | None) -> None:

@@ -1,5 +1,12 @@
-"""``python -m gristmill_worker`` is ``gristmill-worker``."""
+"""``gristmill-worker``, also as ``python -m gristmill_worker``."""
 
-from gristmill_worker.cli import main
+from gristmill import start
 
-main()
+
+def main() -> None:
+    """Entry point of ``gristmill-worker``."""
+    start.run("gristmill_worker.cli")
+
+
+if __name__ == "__main__":
+    main()

@@ -52,8 +52,9 @@ def load_model(settings: Settings) -> Loaded:
         "engine_chosen", variant=str(choice.variant), reason=choice.reason, passed_over=choice.rejected
     )
     for variant, following in zip(choice.ranked, [*choice.ranked[1:], None], strict=True):
+        sizing = Sizing.of(settings, variant)  # what is wrong with the settings is so for every variant
         try:
-            return _load(settings, forms, variant)
+            return _load(settings, forms, variant, sizing)
         except (InputFileError, EngineError) as error:
             if following is None:
                 raise
@@ -63,8 +64,7 @@ def load_model(settings: Settings) -> Loaded:
     raise AssertionError("choose() gives one variant at least")
 
 
-def _load(settings: Settings, forms: Manifest, variant: Variant) -> Loaded:
-    sizing = Sizing.of(settings, variant)
+def _load(settings: Settings, forms: Manifest, variant: Variant, sizing: Sizing) -> Loaded:
     load = partial(variant.load, sizing.shapes, settings.threads, cache_dir=settings.cache_dir)
     in_one = agrees_in_one(variant, sizing.shapes, settings.threads)
     soon = settings.soon and in_one and settings.engine_memory_mb > 0

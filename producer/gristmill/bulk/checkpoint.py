@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -32,7 +33,7 @@ class State:
     """How far a run got; everything that it counts is on the disk.
 
     ``parts`` are sealed, ``filled`` is the number of rows in the open one and ``mark`` what counts of it
-    (see :class:`~gristmill.bulk.text_parts.Parts`); ``rejects`` are bytes. ``place`` is where to go on
+    (see :class:`~gristmill.bulk.parts.Parts`); ``rejects`` are bytes. ``place`` is where to go on
     reading. ``inode`` is the finished output's, from just before it gets its name; 0 until then.
     """
 
@@ -58,7 +59,8 @@ class State:
 class Store:
     """The folder of one run, locked against other runs; a context manager.
 
-    ``job`` identifies the run: a run is only resumed where it is the same. ``state`` is the last checkpoint.
+    ``job`` identifies the run: a run is only resumed where it is the same. ``state`` is the last checkpoint,
+    ``found_rows`` the number of rows that were there, also where they are not gone on with.
     Raises InputFileError if another run holds the folder, if it is not a run's, or if the job is another.
     """
 
@@ -68,12 +70,19 @@ class Store:
         self.rejects = folder / REJECTS
         self.whole = folder / WHOLE
         self.state = State()
+        self.found_rows = 0
+        self._afresh = False
         self._lock = _locked(folder)
         try:
             with disk_errors(folder):
                 self._open({"version": VERSION, **job}, force=force, resumable=resumable)
         except BaseException:
-            os.close(self._lock)
+            try:
+                if self._afresh:
+                    with suppress(InputFileError):  # the first error counts
+                        self.remove()
+            finally:
+                os.close(self._lock)
             raise
 
     def _open(self, job: Mapping[str, Any], *, force: bool, resumable: bool) -> None:
@@ -83,8 +92,9 @@ class Store:
                 f"{self.folder} holds files that are not of a run ({listed}): move them away"
             )
         known = read_job(self.folder)
-        state = State() if known is None or force or not resumable else read_state(self.folder)
-        if known is not None and state.begun:
+        state = State() if known is None or force else read_state(self.folder)
+        self.found_rows = state.rows
+        if known is not None and state.begun and resumable:
             if points := changes(known, job):
                 raise InputFileError(
                     f"{self.folder} holds an unfinished run of another job: {'; '.join(points)}. "
@@ -92,6 +102,7 @@ class Store:
                 )
             self.state = state
         else:
+            self._afresh = True
             self.clear()
             write_atomically(self.folder / JOB, orjson.dumps(job, option=orjson.OPT_INDENT_2))
         self.rows.mkdir(exist_ok=True)

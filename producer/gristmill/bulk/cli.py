@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -15,9 +16,8 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from gristmill import console
+from gristmill import console, start
 from gristmill.bulk import options
-from gristmill.bulk.checkpoint import read_state
 from gristmill.bulk.display import preview_table, print_summary, progress_bar
 from gristmill.bulk.files import STANDARD_STREAM
 from gristmill.bulk.job import Job, Plan
@@ -87,10 +87,10 @@ def score(
             else:
                 client = _private_workers(stack, model, workers or 1, threads)
         stop = stack.enter_context(_first_signal(terminal)) if not (plan.piped or plan.streamed) else _never
-        _tell_of_earlier(terminal, plan)
+        tell = partial(_tell_of_earlier, terminal, plan)
         try:
             with progress_bar(terminal) as on_progress:
-                summary = score_file(client, job, on_progress, stop=stop)
+                summary = score_file(client, job, on_progress, stop=stop, on_earlier=tell)
         except BaseException as error:
             if not (plan.piped or plan.streamed or isinstance(error, InputFileError)):
                 error.add_note(f"to go on: {resume_command()}")
@@ -109,13 +109,10 @@ def resume_command() -> str:
     return shlex.join(word for word in words if word != "--force")
 
 
-def _tell_of_earlier(terminal: Console, plan: Plan) -> None:
-    if plan.streamed or plan.job.force or not plan.folder.is_dir():
-        return
-    rows = read_state(plan.folder).rows
-    if rows and plan.piped:
+def _tell_of_earlier(terminal: Console, plan: Plan, rows: int) -> None:
+    if plan.piped:
         terminal.out(f"standard input cannot be resumed: {plan.folder} is started afresh", highlight=False)
-    elif rows:
+    else:
         terminal.out(f"going on after {rows:,} rows that are in {plan.folder}", highlight=False)
 
 
@@ -134,14 +131,11 @@ def _first_signal(terminal: Console) -> Iterator[Stop]:
         seen.append(number)
         terminal.out("finishing what is in flight; once more to stop at once", highlight=False)
 
-    previous = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    start.on_interruption(on_signal)
     try:
         yield lambda: bool(seen)
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        start.on_interruption(signal.default_int_handler)
 
 
 def _private_workers(stack: ExitStack, model: Path, count: int, threads: int | None) -> Client:

@@ -18,10 +18,11 @@ from gristmill.bulk.files import filesystem, is_url, remote_errors
 from gristmill.bulk.job import Plan
 from gristmill.bulk.kinds import Format
 from gristmill.bulk.layout import Layout, error_of
+from gristmill.bulk.parts import Parts
 from gristmill.bulk.rows import Row
 from gristmill.bulk.source import Source
 from gristmill.bulk.summary import Summary
-from gristmill.bulk.text_parts import COPY_BYTES, Parts, StreamOut, TextParts, remove_leftovers
+from gristmill.bulk.text_parts import COPY_BYTES, StreamOut, TextParts, remove_leftovers
 from gristmill.wire import Result
 
 SAVE_EVERY_S: Final = 10.0  # what a kill may cost, besides what is in flight
@@ -110,6 +111,8 @@ class StoredOutput:
         """Make a checkpoint of all that was written, and return a note on where it is."""
         if self._whole and self._filled and not self._state.ended:
             self._save(self._state.parts, self._filled, self._parts.save())
+        if not self._state.begun:
+            return "nothing was scored"  # and nothing is kept
         rows, folder = self._state.rows, self._store.folder
         if self._plan.piped:
             return f"{rows:,} scored rows are in {folder}; standard input cannot be resumed"

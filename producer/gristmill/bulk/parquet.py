@@ -12,8 +12,8 @@ from gristmill.bulk.encoders import as_text, valid
 from gristmill.bulk.files import Input
 from gristmill.bulk.kinds import Format, Kind
 from gristmill.bulk.layout import Layout
+from gristmill.bulk.parts import Parts, part_name
 from gristmill.bulk.rows import BEGINNING, Place, Row
-from gristmill.bulk.text_parts import OPEN, part_name
 from gristmill.console import needs_extra
 from gristmill.errors import InputFileError
 
@@ -143,15 +143,15 @@ def _plain(batch: Any) -> Any:
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-class ParquetParts:
+class ParquetParts(Parts):
     """Parts of one row group each. An open part is a file of record batches; its mark is its size in bytes.
 
     ``fields`` are the input's columns to pass on, with their types; ``width`` the number of floats of an
-    embedding. See :class:`~gristmill.bulk.text_parts.Parts`.
+    embedding. See :class:`~gristmill.bulk.parts.Parts`.
     """
 
     def __init__(self, folder: Path, fields: Sequence[Any], layout: Layout, width: int | None) -> None:
-        self._folder = folder
+        super().__init__(folder, _KIND)
         self._fields = list(fields)
         self._layout = layout
         types = dict(_RESULT_TYPES)
@@ -160,12 +160,9 @@ class ParquetParts:
         self._results = [pa.field(layout.prefix + name, types[name]) for name in layout.names]
         self._schema = pa.schema([*self._fields, *self._results])
         self._rows: list[tuple[Row, Mapping[str, Any]]] = []
-        self._file: GrowingFile | None = None
-        self._final = self._growing = folder / "none"
 
     def open(self, number: int, mark: int) -> None:
-        self._final = self._folder / part_name(number, _KIND)
-        self._growing = self._final.with_name(self._final.name + OPEN)
+        self._name(number)
         self._file = GrowingFile(self._growing, mark)
         self._rows = []
 
@@ -180,10 +177,7 @@ class ParquetParts:
 
     def seal(self) -> None:
         self._flush()
-        file = self._open_file()
-        file.sync()
-        file.close()
-        self._file = None
+        self._close_synced()
         with disk_errors(self._final):
             # In one piece: how the rows came to be in batches must not show in the file.
             table = pa.Table.from_batches(self._batches(), schema=self._schema).combine_chunks()
@@ -192,14 +186,6 @@ class ParquetParts:
                 pq.write_table(table, sink, compression=COMPRESSION, row_group_size=max(table.num_rows, 1))
                 sync(sink)
             put_name(temporary, self._final)
-
-    def forget(self) -> None:
-        self._growing.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def join(self, count: int, target: Path) -> None:
         """Write the parts 0 to ``count`` - 1 as one file, a row group each."""
@@ -256,11 +242,6 @@ class ParquetParts:
                 # No error is null here, where text formats have an empty cell.
                 added.append(pa.array([None if value == "" else value for value in values], field.type))
         return added
-
-    def _open_file(self) -> GrowingFile:
-        if self._file is None:
-            raise RuntimeError("no part is open")
-        return self._file
 
 
 def _vectors(values: Sequence[Any], kind: Any) -> Any:

@@ -56,7 +56,12 @@ def wait_for_model(client: Client, queue: str, wait_s: float) -> tuple[str, list
 
 
 def score_file(
-    client: Client, job: Job, on_progress: OnProgress | None = None, *, stop: Stop = lambda: False
+    client: Client,
+    job: Job,
+    on_progress: OnProgress | None = None,
+    *,
+    stop: Stop = lambda: False,
+    on_earlier: Callable[[int], None] = lambda _: None,
 ) -> Summary:
     """Score every row of the job's inputs and write it to its output; one row out per row in, in order.
 
@@ -64,8 +69,10 @@ def score_file(
     output are the same; else InputFileError is raised, unless ``job.force`` starts afresh. Its requests have
     fresh IDs: what the earlier process had in flight runs for nobody, and is scored once more. The work is
     done at least once, and each row is written once. ``on_progress`` is
-    called after each row with the summary so far. Once ``stop`` returns True nothing more is submitted; what
-    is in flight is finished and kept, and KeyboardInterrupt raised. A row that fails carries an error.
+    called after each row with the summary so far, ``on_earlier`` before the first one with the number of rows
+    that an earlier run left, if it left any and all is well. Once ``stop`` returns True nothing more is
+    submitted; what is in flight is finished and kept, and KeyboardInterrupt raised. A row that fails carries
+    an error.
 
     Raises InputFileError where a file cannot be used, TooManyErrors, NoWorkerError, and whatever else ends
     the run (BrokerUnavailable, …) with a note on where the rows are that were done by then.
@@ -88,6 +95,8 @@ def score_file(
         check_names(source, layout, job)
         output = stack.enter_context(open_output(plan, layout, source, store, summary, width))
         summary.size_bytes = source.size_bytes
+        if store is not None and store.found_rows:
+            on_earlier(store.found_rows)
         try:
             if not state.ended:
                 score_rows(client, job, layout, source, output, summary, on_progress, stop)

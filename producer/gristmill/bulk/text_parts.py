@@ -12,47 +12,23 @@ from typing import Any, BinaryIO, Final, Protocol, cast
 from gristmill.bulk.disk import GrowingFile, disk_errors, put_name, sync
 from gristmill.bulk.encoders import Encoder
 from gristmill.bulk.kinds import Compression, Kind
+from gristmill.bulk.parts import OPEN, Parts, part_name
 from gristmill.bulk.rows import Row
 from gristmill.console import needs_extra
 
-OPEN: Final = ".open"
 COPY_BYTES: Final = 1 << 20
 
 
-def part_name(number: int, kind: Kind) -> str:
-    return f"part-{number:06d}{kind.extension}"
-
-
-class Parts(Protocol):
-    """Files of rows, of which the last is still open: it grows, and can be cut back to a mark.
-
-    A mark is what a checkpoint counts of an open part. :meth:`seal` gives a part its final content and name;
-    it can still be opened again until :meth:`forget` is called, for a checkpoint that did not come about.
-    """
-
-    def open(self, number: int, mark: int) -> None: ...
-    def add(self, row: Row, results: Mapping[str, Any]) -> None: ...
-    def save(self) -> int: ...
-    def seal(self) -> None: ...
-    def forget(self) -> None: ...
-    def close(self) -> None: ...
-    def join(self, count: int, target: Path) -> None: ...
-
-
-class TextParts:
+class TextParts(Parts):
     """An open part is not compressed; its mark is its size in bytes."""
 
     def __init__(self, folder: Path, kind: Kind, encoder: Encoder) -> None:
-        self._folder = folder
-        self._kind = kind
+        super().__init__(folder, kind)
         self._encoder = encoder
         self._header = encoder.header()
-        self._file: GrowingFile | None = None
-        self._final = self._growing = folder / "none"
 
     def open(self, number: int, mark: int) -> None:
-        self._final = self._folder / part_name(number, self._kind)
-        self._growing = self._final.with_name(self._final.name + OPEN)
+        self._name(number)
         with disk_errors(self._final):
             if self._kind.compression is Compression.NONE and mark and self._final.exists():
                 self._final.replace(self._growing)  # it was sealed, and the checkpoint did not come about
@@ -67,10 +43,7 @@ class TextParts:
         return self._open_file().sync()
 
     def seal(self) -> None:
-        file = self._open_file()
-        file.sync()
-        file.close()
-        self._file = None
+        self._close_synced()
         with disk_errors(self._final):
             if self._kind.compression is Compression.NONE:
                 put_name(self._growing, self._final)
@@ -96,14 +69,6 @@ class TextParts:
         packer = _packer(self._kind.compression)
         return packer.compress(self._header) + packer.flush()
 
-    def forget(self) -> None:
-        self._growing.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
     def join(self, count: int, target: Path) -> None:
         """Write the parts 0 to ``count`` - 1 as one file with one header."""
         header = len(self._packed_header())
@@ -113,11 +78,6 @@ class TextParts:
                     part.seek(header if number else 0)
                     shutil.copyfileobj(part, whole, COPY_BYTES)
             sync(whole)
-
-    def _open_file(self) -> GrowingFile:
-        if self._file is None:
-            raise RuntimeError("no part is open")
-        return self._file
 
 
 class Packer(Protocol):

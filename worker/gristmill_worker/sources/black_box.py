@@ -6,11 +6,13 @@ dead worker held has to run alone, as it may be the one. With it only some do; t
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import stat
 import struct
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,8 +25,10 @@ Entry = tuple[str, bytes]  # priority and entry ID, which two streams may have i
 
 FOLDER: Final = Path("/dev/shm")  # noqa: S108 - memory, also where the disk is slow or full; checked below
 THREADS: Final = 8
+KEPT_S: Final = 3600.0  # a note of the dead that nobody took over from, for who is still to start
 _LENGTH: Final = struct.Struct("<I")
 _PART_BYTES: Final = 32 * 1024  # of one thread, for more than a thousand requests
+_SEEN_DEAD: Final = 0o400  # mode of a note whose process was seen to be dead
 _ANY: Final = 0xFFFFFFFF  # a length that says: it may be any of them
 
 
@@ -42,6 +46,7 @@ class BlackBox:
         if self._path is not None and self._map is None:
             with suppress(OSError):
                 self._map = _create(self._path)
+            _sweep()
 
     @contextmanager
     def exposing(self, deliveries: Iterable[Delivery]) -> Iterator[None]:
@@ -123,6 +128,8 @@ def _path(name: str) -> Path | None:
 def _create(path: Path) -> mmap.mmap:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
+        # Held by the map, so for as long as this process lives, whatever becomes of the descriptor.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         # All of it now: where the memory is short a write to a page that is not there would end the process.
         os.posix_fallocate(descriptor, 0, THREADS * _PART_BYTES)
         return mmap.mmap(descriptor, THREADS * _PART_BYTES)
@@ -131,3 +138,33 @@ def _create(path: Path) -> mmap.mmap:
         raise
     finally:
         os.close(descriptor)
+
+
+def _sweep() -> None:
+    """Remove this user's notes of processes that died long ago, where no worker of their queue came after."""
+    for path in FOLDER.glob(f"gristmill-{os.getuid()}-*"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                _sweep_one(path, descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _sweep_one(path: Path, descriptor: int) -> None:
+    """Remove a note an hour after it was first seen that its process is dead; raises OSError.
+
+    The lock tells who lives, not the number in the name: that may be of another container, which shares this
+    folder and not our numbers. When it died is told by nothing, and who is to take over may only just start:
+    so the first who sees it changes the note's mode, which dates it.
+    """
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+        return
+    if time.time() - found.st_mtime < KEPT_S:
+        return  # it may just be made, and not be locked yet
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if stat.S_IMODE(found.st_mode) != _SEEN_DEAD:
+        os.fchmod(descriptor, _SEEN_DEAD)
+    elif time.time() - found.st_ctime > KEPT_S:
+        path.unlink()

@@ -11,20 +11,19 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from gristmill.errors import ExitCode, GristmillError, InputFileError
-from gristmill_worker import health
-from gristmill_worker.depths import Readers
 from gristmill_worker.settings import Settings
 from gristmill_worker.supervisor.child import Child, Phase
 from gristmill_worker.supervisor.demand import Demand
 from gristmill_worker.supervisor.room import available_mb, is_room
 from gristmill_worker.supervisor.shares import Wish, share_cores
+from gristmill_worker.supervisor.shown import Shown
 from gristmill_worker.supervisor.team import CannotStartError, Team
 from gristmill_worker.supervisor.watch import Watch
 from gristmill_worker.telemetry import logger
@@ -50,12 +49,14 @@ class Supervisor:
         self._load = load
         self._max_loaded = max_loaded  # models that are loaded on demand, at a time
         self._demand = Demand()
-        self._readers = Readers()  # for /metrics
         self._teams: dict[str, Team] = {}  # by queue
+        self._arriving: set[str] = set()  # queues that are new since a reload, and
+        self._retiring: set[str] = set()  # those that are served until it is known that these can be
         self._facts = read_facts()
         self._watch = Watch()
         self._watch_at = 0.0
         self._snapshots: list[Snapshot] = []  # replaced as a whole: another thread reads it
+        self._shown = Shown(lambda: self._snapshots)
         self._extra = 0  # workers of each team, beside what its settings say
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
@@ -69,7 +70,7 @@ class Supervisor:
         Raises InputFileError for settings that cannot be used, CannotStartError where no worker gets ready.
         """
         settings = self._load()
-        with self._listening(), self._shown(settings):
+        with self._listening(), closing(self._shown):
             try:
                 self._apply(settings)
                 while not self._stops:
@@ -102,6 +103,7 @@ class Supervisor:
                 self._go_on_without(team, error)
             if team.is_over():
                 del self._teams[queue]
+        self._retire()
         if not (self._complete or self._stops) and all(team.is_complete() for team in self._teams.values()):
             self._complete = True
             logger().info("machine_ready", workers=sum(1 for _ in self._children()), queues=list(self._teams))
@@ -114,8 +116,25 @@ class Supervisor:
             for child in self._children():
                 child.excuse()
 
+    def _retire(self) -> None:
+        """Let those go whose queues are served no more, once all others are, or where there is no memory."""
+        new = [self._teams[queue] for queue in self._arriving if queue in self._teams]
+        if all(team.is_complete() for team in new) or any(team.lacks_memory for team in new):
+            self._arriving = set()
+            for queue in self._retiring & set(self._teams):
+                self._teams[queue].dismiss()
+            self._retiring = set()
+
     def _go_on_without(self, team: Team, error: CannotStartError) -> None:
         """Keep the other teams at work, once all had started; raises ``error`` where there is none."""
+        if self._retiring and team.settings.queue in self._arriving:
+            logger().error(
+                "reload_failed", queue=team.settings.queue, error=str(error), kept="the workers that serve"
+            )
+            team.dismiss()
+            self._arriving, self._retiring = set(), set()
+            self._demand.watch([each.settings for each in self._wanted() if each.settings.lazy])
+            return
         others = [each for each in self._teams.values() if each is not team and not each.is_dismissed()]
         if not self._complete or not any(other.is_complete() for other in others):
             raise error
@@ -131,6 +150,11 @@ class Supervisor:
         for child in self._children():
             child.kill()
         return bool(self._teams)
+
+    def _wanted(self) -> Iterator[Team]:
+        for queue, team in self._teams.items():
+            if not team.is_dismissed() and queue not in self._retiring:
+                yield team
 
     def _children(self) -> Iterator[Child]:
         for team in self._teams.values():
@@ -166,7 +190,7 @@ class Supervisor:
             logger().error("reload_refused", error=str(error), kept="the workers that serve")
 
     def _scale(self, more: int) -> None:
-        settings = [team.settings for team in self._teams.values() if not team.is_dismissed()]
+        settings = [team.settings for team in self._wanted()]
         before = self._shares(settings)
         self._extra += more
         try:
@@ -185,10 +209,14 @@ class Supervisor:
         if len(wanted) < len(found):
             raise InputFileError("two configurations name the same queue: each needs one of its own")
         shares = self._shares(found)
-        self._readers.know(found)
+        self._shown.serve(found)
         self._demand.watch([settings for settings in found if settings.lazy])
+        self._arriving = (self._arriving | wanted.keys() - self._teams.keys()) & wanted.keys()
+        self._retiring = set()
         for queue, team in self._teams.items():
-            if queue not in wanted:
+            if queue not in wanted and self._arriving and team.snapshots():
+                self._retiring.add(queue)
+            elif queue not in wanted:
                 team.dismiss()
         for (queue, settings), cores in zip(wanted.items(), shares, strict=True):
             if queue not in self._teams:
@@ -230,15 +258,6 @@ class Supervisor:
         if team.lacks_memory and not before:
             logger().warning("worker_does_not_fit", queue=team.settings.queue, available_mb=round(free_mb))
         return not team.lacks_memory
-
-    def _shown(self, found: Sequence[Settings]) -> AbstractContextManager[object]:
-        """Serve /metrics and the probes of all workers where that is wanted."""
-        wanted = {settings.metrics for settings in found if settings.metrics}
-        if not wanted:
-            return nullcontext()
-        if len(wanted) > 1:
-            raise InputFileError(f"metrics: one address is for all workers, not {', '.join(sorted(wanted))}")
-        return health.serve(wanted.pop(), lambda: self._snapshots, self._readers)
 
     # Signals
 

@@ -16,11 +16,11 @@ from gristmill.bulk.checkpoint import REJECTS, State, Store
 from gristmill.bulk.disk import disk_errors, sync, sync_folder, write_atomically
 from gristmill.bulk.job import Plan
 from gristmill.bulk.outputs import open_output
+from gristmill.bulk.parts import part_name
 from gristmill.bulk.score import layout_of
 from gristmill.bulk.shards.folder import MERGE, MERGING, clear, locked
 from gristmill.bulk.shards.plan import ShardPlan
 from gristmill.bulk.summary import Summary
-from gristmill.bulk.text_parts import part_name
 from gristmill.errors import InputFileError, TooManyErrors
 
 Merged = dict[str, Any]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -17,14 +16,15 @@ from gristmill.bulk.checkpoint import REJECTS, changes
 from gristmill.bulk.disk import GrowingFile, disk_errors, sync, sync_folder
 from gristmill.bulk.job import Plan
 from gristmill.bulk.outputs import open_parts, reject
+from gristmill.bulk.parts import Parts, part_name
 from gristmill.bulk.rows import Row
 from gristmill.bulk.score import ask_for_bytes, check_names, layout_of, score_rows, wait_for_model
 from gristmill.bulk.shards.folder import STATE, TRIES
 from gristmill.bulk.shards.plan import ShardPlan
 from gristmill.bulk.summary import OnProgress, Summary
-from gristmill.bulk.text_parts import Parts, part_name
 from gristmill.client import Client
 from gristmill.errors import InputFileError
+from gristmill.folders import scratch
 from gristmill.wire import Result
 
 UNIT: Final = "unit"
@@ -75,15 +75,13 @@ def score_shard(
 @contextmanager
 def _try_folder(plan: ShardPlan, number: int) -> Iterator[Path]:
     """Make a folder that no other process writes to."""
-    folder = plan.folder / TRIES / f"{number:04d}-{secrets.token_hex(6)}"
-    with disk_errors(folder):
-        for made in (folder.parent, plan.parts):
-            made.mkdir(exist_ok=True)
-        folder.mkdir()
-    try:
+    tries = plan.folder / TRIES
+    with ExitStack() as stack:
+        with disk_errors(tries):
+            for made in (tries, plan.parts):
+                made.mkdir(exist_ok=True)
+            folder = stack.enter_context(scratch(tries, f"{number:04d}-"))
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class PartsOutput:

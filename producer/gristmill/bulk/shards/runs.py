@@ -191,7 +191,8 @@ def cancel(url: str, target: str) -> RunStatus:
         jobs = [merge]  # first, so that it does not start when its shards have ended
         ids = [str(one) for one in merge.meta.get("shards", ())]
         jobs += (job for job in RqJob.fetch_many(ids, connection=redis, serializer=JSONSerializer) if job)
-        for job in jobs:
+        # What waits before what runs: a worker whose job is stopped takes the next one at once.
+        for job in sorted(jobs, key=lambda job: job.get_status() == "started"):
             _stop(job)
         ends = time.monotonic() + STOP_S
         while (left := [job for job in jobs if job.get_status() == "started"]) and time.monotonic() < ends:
