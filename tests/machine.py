@@ -53,7 +53,8 @@ class Machine:
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return what was logged under ``name``."""
         found = []
-        for line in self.log.read_bytes().splitlines():
+        whole, _, _ = self.log.read_bytes().rpartition(b"\n")  # the last line may be half there
+        for line in whole.splitlines():
             if line.startswith(b"{"):
                 event = orjson.loads(line)
                 found += [event] if event["event"] == name else []
