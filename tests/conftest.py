@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from redis import Redis
@@ -20,6 +21,9 @@ from checkpoints import write_checkpoint
 from gristmill import Client
 from gristmill.embedded import find_redis_server
 from gristmill_worker.models.importer import import_model
+
+if TYPE_CHECKING:
+    from rq_fleet import RqFleet
 
 for _number in (signal.SIGINT, signal.SIGHUP):
     if (
@@ -237,3 +241,22 @@ def workers(redis_url: str, queue: str, tmp_path: Path) -> Iterator[Workers]:
     made = Workers(redis_url, queue, tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def fleet(redis: Redis, workers: Workers, tiny_classifier: Path) -> RqFleet:
+    """An RQ queue with batch workers on the shared server."""
+    from rq_fleet import RqFleet  # noqa: PLC0415 - it imports this module
+
+    return RqFleet(redis, workers, tiny_classifier)
+
+
+@pytest.fixture
+def own_fleet(own_redis: Server, queue: str, tmp_path: Path, tiny_classifier: Path) -> Iterator[RqFleet]:
+    """The same on a server of the test's own."""
+    from rq_fleet import RqFleet  # noqa: PLC0415 - as above
+
+    workers = Workers(own_redis.url, queue, tmp_path)
+    with Redis.from_url(own_redis.url, protocol=2) as redis:
+        yield RqFleet(redis, workers, tiny_classifier)
+        workers.close()

@@ -31,12 +31,13 @@ class Machine:
         python: Sequence[str] = ("-m", "gristmill_worker"),
         wrapped: Sequence[str] = (),
         cwd: Path | None = None,
+        command: str = "run",
     ) -> None:
         self.log = folder / f"supervisor-{len(list(folder.glob('supervisor-*')))}.log"
-        command = [*wrapped, sys.executable, *python, "run", *args]
+        line = [*wrapped, sys.executable, *python, command, *args]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, **(env or {})}, cwd=cwd
+                line, stdout=log, stderr=log, env={**os.environ, **(env or {})}, cwd=cwd
             )
         self._own = psutil.Process(self.process.pid)
 
@@ -52,7 +53,8 @@ class Machine:
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return what was logged under ``name``."""
         found = []
-        for line in self.log.read_bytes().splitlines():
+        whole, _, _ = self.log.read_bytes().rpartition(b"\n")  # the last line may be half there
+        for line in whole.splitlines():
             if line.startswith(b"{"):
                 event = orjson.loads(line)
                 found += [event] if event["event"] == name else []

@@ -17,6 +17,7 @@ from conftest import Workers, wait_until
 
 SCORE = "gristmill.rq_jobs.score"
 CALLBACKS = """
+import os
 import time
 from rq import get_current_job
 
@@ -34,6 +35,10 @@ def endless(job, connection, result):
     while True:
         time.sleep(0.01)
 
+def crash(job, connection, *rest):
+    time.sleep(0.2)
+    os.abort()
+
 def asleep(job, connection, result):
     time.sleep(3600)
 """
@@ -41,7 +46,10 @@ def asleep(job, connection, result):
 
 @dataclass
 class RqFleet:
-    """One RQ queue, its clients, and the batch workers that a test starts for it."""
+    """One RQ queue, its clients, and the batch workers that a test starts for it.
+
+    The fixtures ``fleet`` and ``own_fleet`` have one on the shared server, and on one of the test's own.
+    """
 
     redis: Redis
     workers: Workers
@@ -56,17 +64,18 @@ class RqFleet:
         self,
         *flags: str,
         config: str = "",
+        rq: str = "",
         ready: bool = True,
         model: Path | None = None,
         program: Sequence[str] = ("-m", "gristmill_worker"),
     ) -> subprocess.Popen[bytes]:
-        """Start ``gristmill-worker rq``; with ``ready`` return when RQ lists it. ``config`` is YAML."""
+        """Start one worker process; with ``ready`` return when RQ lists it. ``config`` is YAML."""
         number = len(self.workers.processes)
         path = self.workers.folder / f"rq-{number}.yaml"
-        path.write_text(config or "{}")
-        command = ["rq", str(path), "--model", str(model or self.model), "--queue", self.queue.name]
+        options = f"path: {self.workers.folder}" + (f", {rq}" if rq else "")
+        path.write_text(f"source: rq\nrq: {{{options}}}\n{config}")
+        command = ["serve", str(path), "--model", str(model or self.model), "--queue", self.queue.name]
         command += ["--redis", self.workers.url, "--name", f"w{number}", *flags]
-        command += ["--path", str(self.workers.folder)]
         process = self.workers.start_command(command, program=program)
         if ready:
             record = f"rq:worker:w{number}"
@@ -91,6 +100,30 @@ class RqFleet:
             for job in jobs:
                 pipeline.hget(job.key, "status")
             return [value and value.decode() for value in pipeline.execute()]
+
+    def held(self, worker: str | None = None) -> int:
+        """Return how many jobs a worker holds, or all that live do."""
+        own = f"gm:{{{self.queue.name}}}:rq"
+        live: Any = self.redis.hkeys(f"{own}:processes")
+        names = [worker] if worker else [name.decode() for name in live]
+        return sum(int(self.redis.hlen(f"{own}:held:{name}")) for name in names)
+
+    def notes(self) -> list[bytes]:
+        """Return the keys that this project has in Redis beside RQ's own: none where no worker is."""
+        return [*self.redis.scan_iter(f"gm:{{{self.queue.name}}}:rq:*")]
+
+    def assert_each_ended_once(self, jobs: Sequence[Job]) -> None:
+        """Check that each job has one result, and that nothing else is left of them."""
+        assert {*self.statuses(jobs)} == {"finished"}
+        with self.redis.pipeline() as pipeline:
+            for job in jobs:
+                pipeline.xlen(f"rq:results:{job.id}")
+            assert {*pipeline.execute()} == {1}
+        wait_until(self.is_clean)
+        ids = {job.id for job in jobs}
+        assert ids <= {*self.queue.finished_job_registry.get_job_ids()}
+        records = {key.split(b":")[2] for key in self.redis.scan_iter("rq:execution:*")}
+        assert not records & {job_id.encode() for job_id in ids}
 
     def is_clean(self) -> bool:
         """Say whether nothing is left of jobs that are being worked on."""

@@ -1,4 +1,4 @@
-"""Jobs per second of ``gristmill-worker rq``, and of RQ's SimpleWorker that calls the same engine per job.
+"""Jobs per second of our worker of RQ jobs, and of RQ's SimpleWorker that calls the same engine per job.
 
 Both have one core for the worker, in turns; Redis and this program have the others. A rate counts from the
 start of the first job to the end of the last, by the times that RQ keeps.
@@ -101,7 +101,8 @@ def rate(queue: Queue, function: str, count: int, command: list[str], *, burst: 
 
 
 def compare(url: str, model: Path, engine: str, arguments: argparse.Namespace) -> None:
-    batch = [sys.executable, "-m", "gristmill_worker", "rq", "--queue", QUEUE, "--redis", url]
+    batch = [sys.executable, "-m", "gristmill_worker", "serve", "--source", "rq"]
+    batch += ["--queue", QUEUE, "--redis", url]
     batch += ["--model", str(model), "--engine", engine, "--cores", str(arguments.core)]
     alone = [sys.executable, __file__, "--serve", url, "--model", str(model), "--engine", engine]
     alone += ["--core", str(arguments.core)]

@@ -17,6 +17,8 @@ from conftest import Server, Workers, wait_until
 from gristmill import Client
 from gristmill.errors import ExitCode
 from gristmill_worker import health, vitals
+from gristmill_worker.depths import Depths, Readers
+from gristmill_worker.settings import Settings
 from gristmill_worker.vitals import Snapshot, Vitals, trouble, unready
 from probes import address_of, ask, fetch, metrics_of
 
@@ -32,7 +34,7 @@ def snapshot(**more: Any) -> Snapshot:
 
 @contextmanager
 def served(*snapshots: Snapshot) -> Iterator[str]:
-    with health.serve("0", lambda: snapshots, NOWHERE) as server:
+    with health.serve("0", lambda: snapshots, Client(NOWHERE)) as server:
         yield server.address
 
 
@@ -69,7 +71,7 @@ def test_a_redis_that_is_away_makes_a_worker_unready_but_not_dead(
 
 def test_a_redis_that_answers_nothing_holds_up_no_scrape(own_redis: Server) -> None:
     own_redis_up = 'gristmill_redis_up{queue="q"} 1.0'
-    with health.serve("0", lambda: [snapshot()], own_redis.url) as server:
+    with health.serve("0", lambda: [snapshot()], Client(own_redis.url, retry_s=0)) as server:
         assert own_redis_up in metrics_of(server.address)
         assert own_redis.process is not None
         own_redis.process.send_signal(signal.SIGSTOP)
@@ -80,6 +82,25 @@ def test_a_redis_that_answers_nothing_holds_up_no_scrape(own_redis: Server) -> N
         finally:
             own_redis.process.send_signal(signal.SIGCONT)
         wait_until(lambda: own_redis_up in metrics_of(server.address))
+
+
+def test_a_redis_that_answers_nothing_hides_no_queue_of_another(
+    own_redis: Server, redis_url: str, queue: str
+) -> None:
+    here, there = f"{queue}-here", {f"{queue}-{i}" for i in range(4)}
+    urls = {here: redis_url, **dict.fromkeys(there, own_redis.url)}
+    readers = Readers(Settings(queue=name, model=Path("m"), redis=url) for name, url in urls.items())
+    depths = Depths(readers)
+    wait_until(lambda: depths.get(urls).keys() == urls.keys())
+    assert own_redis.process is not None
+    own_redis.process.send_signal(signal.SIGSTOP)
+    try:
+        wait_until(lambda: here not in depths.get(urls) or depths.get(urls).keys() == {here})
+        assert here in depths.get(urls)
+    finally:
+        own_redis.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: depths.get(urls).keys() == urls.keys())
+    depths.close()
 
 
 def test_a_loop_that_hangs_is_dead_and_one_that_waits_for_its_engine_is_not() -> None:

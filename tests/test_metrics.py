@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 
 import orjson
-from redis import Redis
 
 from conftest import Workers, wait_until
 from gristmill import Client
@@ -100,10 +99,7 @@ def test_a_counter_that_nobody_described_is_shown_too_and_hostile_names_are_quot
     assert not [line for line in text.splitlines() if line.startswith("x{")]
 
 
-def test_an_rq_queue_is_measured_as_rq_keeps_it(
-    redis: Redis, workers: Workers, tiny_classifier: Path
-) -> None:
-    fleet = RqFleet(redis, workers, tiny_classifier)
+def test_an_rq_queue_is_measured_as_rq_keeps_it(fleet: RqFleet, workers: Workers) -> None:
     fleet.start("--metrics", "0")
     fleet.wait(fleet.enqueue_many(20))
     fleet.wait([fleet.enqueue({"text": 5})])

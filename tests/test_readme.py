@@ -21,14 +21,16 @@ def test_a_snippet_runs(
     workers.queue = "topics"
     command = ["rq", "--queue", "sentiment", "--model", str(tiny_classifier), "--redis", own_redis.url]
     if "import Queue" in snippet:
-        workers.start_command(command)
+        process = workers.start_command(command)
     else:
-        workers.start(tiny_classifier, url=own_redis.url)
+        process = workers.start(tiny_classifier, url=own_redis.url)
     script = tmp_path / "snippet.py"
     script.write_text(snippet.replace("redis://localhost:6379/0", own_redis.url), "utf-8")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "label" in done.stdout
+    process.terminate()
+    assert process.wait(timeout=60) == ExitCode.OK
 
 
 def test_the_exit_codes_are_the_documented_ones() -> None:

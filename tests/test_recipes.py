@@ -15,6 +15,7 @@ from redis import Redis
 
 from conftest import LABELS, wait_until
 from gristmill import ErrorCode, ScoringError, keys
+from gristmill.errors import ExitCode
 from mill import RECIPES, Mill, NodeClient, Web
 from topologies import free_ports
 
@@ -161,9 +162,10 @@ def test_rq_jobs_are_enqueued_without_a_client_of_ours(mill: Mill, tiny_classifi
     command = ["rq", "--queue", mill.queue, "--model", str(tiny_classifier), "--redis", mill.url]
     worker = mill.workers.start_command(command)
     with Redis.from_url(mill.url) as redis:
-        wait_until(lambda: redis.scard("rq:workers") == 1 or worker.poll() is not None)
+        wait_until(lambda: redis.scard("rq:workers") or worker.poll() is not None)
     done = mill.run(str(RECIPES / "rq_enqueue.py"), "bread", "", "water", code=1)
     worker.terminate()
+    assert worker.wait(timeout=60) == ExitCode.OK
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["bread", "water"]
     assert mill.label("bread") in done.stdout
     assert "failed: " in done.stderr

@@ -4,37 +4,22 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import rq
-from redis import Redis
 from rq import Callback, Queue, Retry, Worker
 from rq.job import Dependency
 from rq.registry import ScheduledJobRegistry
 from rq.version import VERSION
 
-from conftest import LABELS, Server, Workers, wait_until
+from conftest import LABELS, wait_until
 from gristmill.errors import ExitCode
 from rq_fleet import SCORE, RqFleet
 
 
 def test_the_version_is_the_one_that_is_to_be_tested() -> None:
     assert os.environ.get("RQ_VERSION", VERSION) == VERSION
-
-
-@pytest.fixture
-def fleet(redis: Redis, workers: Workers, tiny_classifier: Path) -> RqFleet:
-    return RqFleet(redis, workers, tiny_classifier)
-
-
-@pytest.fixture
-def own_fleet(own_redis: Server, queue: str, tmp_path: Path, tiny_classifier: Path) -> Iterator[RqFleet]:
-    workers = Workers(own_redis.url, queue, tmp_path)
-    with Redis.from_url(own_redis.url, protocol=2) as redis:
-        yield RqFleet(redis, workers, tiny_classifier)
-        workers.close()
 
 
 def test_jobs_end_as_rqs_own_workers_end_them(fleet: RqFleet) -> None:
@@ -157,7 +142,7 @@ def test_each_bad_job_fails_with_its_reason_and_harms_no_neighbour(fleet: RqFlee
 
 def test_a_pickled_job_runs_where_pickles_are_allowed(fleet: RqFleet) -> None:
     job = fleet.pickled.enqueue(SCORE, ("bread", "water"), meta={"since": time.gmtime()})
-    fleet.start("--allow-pickle")
+    fleet.start(rq="allow_pickle: true")
     fleet.wait([job])
     assert fleet.value(job)[0]["label"] in LABELS
     assert job.get_meta()["since"].tm_year > 2000
@@ -227,7 +212,7 @@ def test_a_failed_job_is_retried_as_it_says(fleet: RqFleet) -> None:
 
 def test_scheduled_jobs_come_back_where_that_is_asked_for(fleet: RqFleet) -> None:
     job = fleet.enqueue("", retry=Retry(max=1, interval=1))
-    process = fleet.start("--with-scheduler")
+    process = fleet.start(rq="with_scheduler: true")
     wait_until(lambda: fleet.statuses([job]) == ["failed"])
     job.refresh()
     assert job.retries_left == 0

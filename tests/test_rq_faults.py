@@ -3,17 +3,15 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from redis import Redis
 from rq import Callback, Queue, SimpleWorker
-from rq.job import Job
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
-from conftest import Server, Workers, wait_until
+from conftest import Server, wait_until
 from faulty_worker import CRASHED
 from gristmill.driver import Connections
 from gristmill.errors import ExitCode
@@ -27,47 +25,18 @@ NO_LEASE = "lease_s: 3600\n"  # nothing in a test waits for its end
 FAULTY = (str(Path(__file__).with_name("faulty_worker.py")),)
 
 
-@pytest.fixture
-def fleet(redis: Redis, workers: Workers, tiny_classifier: Path) -> RqFleet:
-    return RqFleet(redis, workers, tiny_classifier)
-
-
-@pytest.fixture
-def own_fleet(own_redis: Server, queue: str, tmp_path: Path, tiny_classifier: Path) -> Iterator[RqFleet]:
-    workers = Workers(own_redis.url, queue, tmp_path)
-    with Redis.from_url(own_redis.url, protocol=2) as redis:
-        yield RqFleet(redis, workers, tiny_classifier)
-        workers.close()
-
-
-def held(fleet: RqFleet, worker: str) -> int:
-    return int(fleet.redis.hlen(f"gm:{{{fleet.queue.name}}}:rq:held:{worker}"))
-
-
-def assert_each_ended_once(fleet: RqFleet, jobs: list[Job]) -> None:
-    assert {*fleet.statuses(jobs)} == {"finished"}
-    with fleet.redis.pipeline() as pipeline:
-        for job in jobs:
-            pipeline.xlen(f"rq:results:{job.id}")
-        assert {*pipeline.execute()} == {1}
-    wait_until(fleet.is_clean)
-    assert fleet.queue.finished_job_registry.count == len(jobs)
-    records = {key.split(b":")[2] for key in fleet.redis.scan_iter("rq:execution:*")}
-    assert not records & {job.id.encode() for job in jobs}
-
-
 def test_what_a_killed_worker_held_is_run_by_others_at_once_whatever_the_lease(fleet: RqFleet) -> None:
     jobs = fleet.enqueue_many(3000)
     for number in range(3):
         victim = fleet.start(config=NO_LEASE + SMALL)
-        wait_until(lambda name=f"w{number}": held(fleet, name) > 0)  # type: ignore[misc]
+        wait_until(lambda name=f"w{number}": fleet.held(name) > 0)  # type: ignore[misc]
         victim.kill()
         victim.wait()
     fleet.start(config=NO_LEASE)
     fleet.wait(jobs)
-    assert_each_ended_once(fleet, jobs)
+    fleet.assert_each_ended_once(jobs)
     wait_until(lambda: fleet.redis.smembers(f"rq:workers:{fleet.queue.name}") == {b"rq:worker:w3"})
-    assert not [*fleet.redis.scan_iter("gm:*:rq:popped:*")]
+    assert not [*fleet.redis.scan_iter(f"gm:{{{fleet.queue.name}}}:rq:popped:*")]
     fields = fleet.redis.hkeys(jobs[0].key)
     assert b"gm_deliveries" not in fields
 
@@ -75,18 +44,18 @@ def test_what_a_killed_worker_held_is_run_by_others_at_once_whatever_the_lease(f
 def test_a_worker_of_the_same_name_begins_with_what_the_last_one_held(fleet: RqFleet) -> None:
     jobs = fleet.enqueue_many(500)
     victim = fleet.start("--name", "always", config=NO_LEASE + SMALL, ready=False)
-    wait_until(lambda: held(fleet, "always") > 0)
+    wait_until(lambda: fleet.held("always") > 0)
     victim.kill()
     victim.wait()
     fleet.start("--name", "always", config=NO_LEASE, ready=False)
     fleet.wait(jobs)
-    assert_each_ended_once(fleet, jobs)
+    fleet.assert_each_ended_once(jobs)
 
 
 def test_a_frozen_workers_jobs_are_run_by_others_and_it_ends_none_twice(fleet: RqFleet) -> None:
     jobs = fleet.enqueue_many(1000)
     frozen = fleet.start(config="lease_s: 1\n" + SMALL)
-    wait_until(lambda: held(fleet, "w0") > 0)
+    wait_until(lambda: fleet.held("w0") > 0)
     frozen.send_signal(signal.SIGSTOP)
     fleet.start(config="lease_s: 1\n")
     fleet.wait(jobs)
@@ -95,7 +64,7 @@ def test_a_frozen_workers_jobs_are_run_by_others_and_it_ends_none_twice(fleet: R
     fleet.wait(more)
     frozen.terminate()
     assert frozen.wait(timeout=60) == ExitCode.OK
-    assert_each_ended_once(fleet, [*jobs, *more])
+    fleet.assert_each_ended_once([*jobs, *more])
 
 
 def test_a_job_that_crashes_workers_fails_and_takes_no_neighbour_along(fleet: RqFleet) -> None:
@@ -142,7 +111,7 @@ def test_sigterm_finishes_what_was_taken_and_leaves_the_rest_in_the_queue(fleet:
     assert 0 < waiting < len(jobs)
     assert statuses == ["finished"] * (len(jobs) - waiting) + ["queued"] * waiting  # in order
     assert fleet.queue.get_job_ids() == [job.id for job in jobs[-waiting:]]
-    assert [*fleet.redis.scan_iter(f"gm:{{{fleet.queue.name}}}:rq:*")] == []
+    assert fleet.notes() == []
 
 
 def test_a_second_signal_ends_at_once_and_loses_nothing(fleet: RqFleet) -> None:
@@ -159,19 +128,19 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(fleet: RqFleet) -> None:
     fleet.redis.hset(slow.key, "success_callback_name", "callbacks_of_rq.succeeded")
     fleet.start(config=NO_LEASE)
     fleet.wait([slow])
-    assert_each_ended_once(fleet, [slow, *jobs])
+    fleet.assert_each_ended_once([slow, *jobs])
 
 
 def test_redis_may_go_and_come_back_in_the_midst_of_it(own_fleet: RqFleet, own_redis: Server) -> None:
     jobs = own_fleet.enqueue_many(2000)
     process = own_fleet.start(config=SMALL)
     for _ in range(2):
-        wait_until(lambda: held(own_fleet, "w0") > 0)
+        wait_until(lambda: own_fleet.held("w0") > 0)
         own_redis.stop(signal.SIGKILL)
         time.sleep(0.5)
         own_redis.start()
     own_fleet.wait(jobs)
-    assert_each_ended_once(own_fleet, jobs)
+    own_fleet.assert_each_ended_once(jobs)
     assert process.poll() is None
     process.terminate()
     assert process.wait(timeout=60) == ExitCode.OK
@@ -180,14 +149,14 @@ def test_redis_may_go_and_come_back_in_the_midst_of_it(own_fleet: RqFleet, own_r
 def test_a_drain_without_redis_ends_too(own_fleet: RqFleet, own_redis: Server) -> None:
     jobs = own_fleet.enqueue_many(2000)
     process = own_fleet.start(config=SMALL)
-    wait_until(lambda: held(own_fleet, "w0") > 0)
+    wait_until(lambda: own_fleet.held("w0") > 0)
     own_redis.stop(signal.SIGKILL)
     process.terminate()
     assert process.wait(timeout=60) == ExitCode.OK
     own_redis.start()
     own_fleet.start()
     own_fleet.wait(jobs)
-    assert_each_ended_once(own_fleet, jobs)
+    own_fleet.assert_each_ended_once(jobs)
 
 
 def test_failures_and_callbacks_wait_for_redis_as_well(own_fleet: RqFleet, own_redis: Server) -> None:
@@ -220,7 +189,7 @@ def test_what_runs_for_long_is_not_abandoned_in_rqs_eyes(
     redis.hset(names.held, entry, "1")
     redis.hset(job.key, "status", "started")
     redis.zadd(names.started, {entry: time.time() + 1})
-    held_jobs.add(entry)
+    held_jobs.add(entry, suspect=False)
     held_jobs.renew(connections)
     time.sleep(2.1)
     StartedJobRegistry(queue=rq_queue).cleanup()  # as another worker's maintenance does
@@ -238,4 +207,4 @@ def test_plain_rq_workers_maintenance_leaves_batch_workers_alone(fleet: RqFleet)
         plain = SimpleWorker([fleet.queue], connection=fleet.redis, serializer=JSONSerializer)
         plain.clean_registries()
         os.sched_yield()
-    assert_each_ended_once(fleet, jobs)
+    fleet.assert_each_ended_once(jobs)

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from rq.defaults import DEFAULT_RESULT_TTL
 
 from gristmill.errors import InputFileError, InvalidRequestError
-from gristmill_worker.settings import Settings, load_settings
+from gristmill_worker.settings import RqSettings, Settings, load_settings
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 
@@ -92,6 +93,35 @@ def test_a_wrong_variable_is_named() -> None:
         load_settings(None, {"GRISTMILL_QUEUE__X": "1"}, {"model": "m"})
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("rq/*.yaml")]), ids=lambda path: path.name
+)
 def test_every_configuration_that_is_shipped_is_valid(path: Path) -> None:
     assert load_settings(path, {}, {}).model.parent == Path("models")  # where the README makes models
+
+
+def test_settings_of_rq_are_merged_one_by_one_and_kept_from_other_queues(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("{queue: q, model: m, source: rq, rq: {allow_pickle: true, path: a}}", "utf-8")
+    env = {"GRISTMILL_RQ__WITH_SCHEDULER": "true", "GRISTMILL_RQ__PATH": "b"}
+    flags = {"rq": {"allow_pickle": None, "path": Path("c")}}
+    settings = load_settings(path, env, flags)
+    assert settings.rq == RqSettings(allow_pickle=True, with_scheduler=True, path=Path("c"))
+    with pytest.raises(InputFileError, match="say 'source: rq' as well, or leave them out"):
+        load_settings(path, {}, {"source": "streams"})
+    with pytest.raises(InputFileError, match="rq: Input should be"):
+        load_settings(path, {"GRISTMILL_RQ": "yes"}, {"rq": {"allow_pickle": None}})
+
+
+def test_rq_jobs_are_kept_and_tried_as_rq_does_it() -> None:
+    found = load_settings(None, {}, {"queue": "q", "model": "m", "source": "rq"})
+    assert (found.result_ttl_s, found.attempts.max_attempts) == (DEFAULT_RESULT_TTL, 1)
+    told = load_settings(None, {"GRISTMILL_RESULT_TTL_S": "9"}, {"queue": "q", "model": "m", "source": "rq"})
+    assert told.result_ttl_s == 9
+    assert Settings.model_validate(told.model_dump(mode="json")) == told  # as a worker process gets them
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://x/mymaster", "redis+cluster://x"])
+def test_rq_jobs_come_from_one_server(url: str) -> None:
+    with pytest.raises(InputFileError, match="RQ jobs are served from one server"):
+        load_settings(None, {}, {"queue": "q", "model": "m", "source": "rq", "redis": url})

@@ -125,6 +125,13 @@ class Connections:
         except exceptions.NoScriptError:
             return self.call("EVAL", scripts.source(script), len(names), *names, *args)
 
+    def reachable(self) -> bool:
+        """Say whether the server answers at all."""
+        try:
+            return bool(self.call("PING"))
+        except ERRORS:
+            return False
+
     def close(self) -> None:
         """Close all connections; a command opens them again."""
         self._server.close()

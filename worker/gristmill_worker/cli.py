@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -61,11 +61,24 @@ def _worker_options(command: Command) -> Command:
     return command
 
 
+def _machine_options(command: Command) -> Command:
+    """Add the settings of a whole machine that have a flag."""
+    spares = click.option(
+        "--spares", type=click.IntRange(0, 16), help="Warm processes in reserve.  [default: 0]"
+    )
+    return workers_options(spares(command))
+
+
+source_option = click.option(
+    "--source", type=click.Choice(["streams", "rq"]), help="What the queue is.  [default: streams]"
+)
+
+
 @cli.command()
 @click.argument("configs", nargs=-1, type=_CONFIG)
+@source_option
 @_worker_options
-@workers_options
-@click.option("--spares", type=click.IntRange(0, 16), help="Warm processes in reserve.  [default: 0]")
+@_machine_options
 @click.option("--max-loaded", type=click.IntRange(min=1), help="Models with 'lazy', at a time.")
 def run(configs: tuple[Path, ...], max_loaded: int | None, **flags: Any) -> int:
     """Serve queues with this machine: a worker process for each core, watched and replaced.
@@ -81,6 +94,10 @@ def run(configs: tuple[Path, ...], max_loaded: int | None, **flags: Any) -> int:
     Example:
       gristmill-worker run configs/topics.yaml --workers 2
     """
+    return _supervise(configs, flags, max_loaded)
+
+
+def _supervise(configs: tuple[Path, ...], flags: Mapping[str, Any], max_loaded: int | None = None) -> int:
     with console.needs_extra("worker"):
         from gristmill_worker.settings import load_settings
         from gristmill_worker.supervisor.supervisor import Supervisor
@@ -95,6 +112,7 @@ def run(configs: tuple[Path, ...], max_loaded: int | None, **flags: Any) -> int:
 
 @cli.command()
 @click.argument("config", required=False, type=_CONFIG)
+@source_option
 @_worker_options
 def serve(config: Path | None, **flags: Any) -> int:
     """Serve one queue with one model in this very process: what 'run' starts for each core set.
@@ -114,34 +132,40 @@ def serve(config: Path | None, **flags: Any) -> int:
 @cli.command()
 @click.argument("config", required=False, type=_CONFIG)
 @_worker_options
+@_machine_options
 @click.option(
-    "--allow-pickle", is_flag=True, help="Read pickled jobs too: whoever can enqueue runs code here."
+    "--allow-pickle",
+    is_flag=True,
+    default=None,
+    help="Read pickled jobs too: whoever can enqueue runs code here.",
 )
-@click.option("--with-scheduler", is_flag=True, help="Bring back scheduled jobs, as 'rq worker' does.")
-@click.option("--path", default=".", show_default=True, help="Where the jobs' callbacks are imported from.")
-def rq(config: Path | None, *, allow_pickle: bool, with_scheduler: bool, path: str, **flags: Any) -> int:
-    """Serve a queue of RQ jobs of gristmill.rq_jobs.score with one model, in batches.
+@click.option(
+    "--with-scheduler", is_flag=True, default=None, help="Bring back scheduled jobs, as 'rq worker' does."
+)
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path),
+    help="Folder that the jobs' callbacks are imported from.  [default: .]",
+)
+def rq(
+    config: Path | None,
+    *,
+    allow_pickle: bool | None,
+    with_scheduler: bool | None,
+    path: Path | None,
+    **flags: Any,
+) -> int:
+    """Serve a queue of RQ jobs of gristmill.rq_jobs.score: 'run' with 'source: rq'.
 
     Jobs come from plain RQ clients, and end as RQ's own workers would end them. Settings, signals and exit
-    codes are those of 'serve'.
+    codes are those of 'run', which also serves several queues, of RQ jobs and others; 'serve' is one process.
 
     \b
     Example:
-      gristmill-worker rq --queue sentiment --model models/topics
+      gristmill-worker rq --queue sentiment --model models/topics --workers 2
     """
-    with console.needs_extra("worker"):
-        from gristmill_worker.service import serve as serve_queue
-        from gristmill_worker.settings import RetrySettings, load_settings
-    with console.needs_extra("rq"):
-        from gristmill_worker.sources.rq.depth import RqDepths
-        from gristmill_worker.sources.rq.source import open_source
-    sys.path.append(path)
-    settings = load_settings(config, os.environ, flags)
-    source = open_source(settings, allow_pickle=allow_pickle, scheduler=with_scheduler)
-    # Jobs say how often they are tried, the RQ way.
-    return serve_queue(
-        settings.model_copy(update={"retry": RetrySettings(max_attempts=1)}), source, open_reader=RqDepths
-    )
+    options = {"allow_pickle": allow_pickle, "with_scheduler": with_scheduler, "path": path}
+    return _supervise((config,) if config else (), {**flags, "source": "rq", "rq": options})
 
 
 cli.add_command(model)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gristmill.client import Client
+from gristmill.console import needs_extra
 from gristmill.core import Depth
 from gristmill.errors import BrokerUnavailable
+from gristmill_worker.settings import Settings
 from gristmill_worker.telemetry import logger
 
 FRESH_S: Final = 2.0
 STALE_S: Final = 15.0  # an older depth says nothing any more
 WAIT_S: Final = 1.0  # for Redis, by whoever asks
+AWAY_S: Final = 1.0  # after it did not answer
 
 
 class Reader(Protocol):
@@ -27,13 +31,63 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-def open_streams(url: str) -> Reader:
-    """Return a reader of this project's own queues."""
-    return Client(url, retry_s=0.0)
+@dataclass(slots=True)
+class _Server:
+    """What reads queues of one Redis, and until when that is taken to be away."""
+
+    reader: Reader
+    away_until: float = 0.0
+    reason: str = ""
+
+
+class Readers:
+    """Reads each queue where, and as, its settings say; itself a Reader."""
+
+    def __init__(self, found: Iterable[Settings] = ()) -> None:
+        self._servers: dict[Hashable, _Server] = {}
+        self._of: dict[str, _Server] = {}  # by queue; replaced as a whole
+        self.know(found)
+
+    def know(self, found: Iterable[Settings]) -> None:
+        """Know the queues of ``found`` too; raises InputFileError where a package is missing for one."""
+        self._of = self._of | {each.queue: self._server(each) for each in found}
+
+    def depth(self, queue: str) -> Depth:
+        """See :class:`Reader`; only of a queue that is known.
+
+        Where a Redis does not answer, only the first of its queues that are asked for in a row waits for it.
+        """
+        server = self._of[queue]
+        if time.monotonic() < server.away_until:
+            raise BrokerUnavailable(server.reason)
+        try:
+            return server.reader.depth(queue)
+        except BrokerUnavailable as error:
+            if error.retryable:
+                server.away_until, server.reason = time.monotonic() + AWAY_S, str(error)
+            raise
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.reader.close()
+
+    def _server(self, settings: Settings) -> _Server:
+        key = (settings.redis, settings.source, settings.rq.with_scheduler)
+        if key not in self._servers:
+            self._servers[key] = _Server(_open(settings))
+        return self._servers[key]
+
+
+def _open(settings: Settings) -> Reader:
+    if settings.source == "streams":
+        return Client(settings.redis, retry_s=0.0)
+    with needs_extra("rq"):
+        from gristmill_worker.sources.rq.depth import RqDepths  # noqa: PLC0415 - an extra
+    return RqDepths(settings.redis, scheduled=settings.rq.with_scheduler)
 
 
 class Depths:
-    """The depths of any queues of one Redis; any thread may ask. Reads only when it is asked."""
+    """The depths of any queues; any thread may ask. Reads only when it is asked."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -72,9 +126,7 @@ class Depths:
             try:
                 found[queue] = (time.monotonic(), self._reader.depth(queue))
             except BrokerUnavailable as error:
-                if error.retryable:  # away: the others would only wait for the same
-                    break
-                if str(error) != self._said:
+                if not error.retryable and str(error) != self._said:
                     self._said = str(error)
                     logger().warning("depth_unknown", queue=queue, error=self._said)
         with self._changed:

@@ -16,7 +16,7 @@ import orjson
 
 from gristmill.errors import InputFileError
 from gristmill_worker import metrics
-from gristmill_worker.depths import Depths, Reader, open_streams
+from gristmill_worker.depths import Depths, Reader
 from gristmill_worker.settings import parse_address
 from gristmill_worker.telemetry import logger
 from gristmill_worker.vitals import Snapshot, trouble, unready
@@ -27,16 +27,15 @@ TIMEOUT_S: Final = 5.0  # of one read or write of a connection
 Provide = Callable[[], Sequence[Snapshot]]
 
 
-def serve(
-    address: str, provide: Provide, redis_url: str, open_reader: Callable[[str], Reader] = open_streams
-) -> Server:
+def serve(address: str, provide: Provide, reader: Reader) -> Server:
     """Serve /metrics, /healthz and /readyz of the workers that ``provide`` returns, in threads of its own.
 
-    Raises InputFileError where the address cannot be listened at.
+    ``reader`` knows their queues, and is closed with the server. Raises InputFileError where the address
+    cannot be listened at.
     """
     try:
         host, port = parse_address(address)
-        server = Server((host, port), provide, Depths(open_reader(redis_url)))
+        server = Server((host, port), provide, Depths(reader))
     except (OSError, ValueError) as error:
         raise InputFileError(f"metrics: {address!r} cannot be listened at: {error}") from error
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()

@@ -17,7 +17,7 @@ from gristmill import console
 from gristmill.core import process_name
 from gristmill.errors import BrokerUnavailable, ExitCode
 from gristmill_worker.batching.sizing import Sizing
-from gristmill_worker.depths import Reader, open_streams
+from gristmill_worker.depths import Readers
 from gristmill_worker.engines.base import Engine
 from gristmill_worker.jobs import Judge
 from gristmill_worker.loading import load_model
@@ -26,8 +26,7 @@ from gristmill_worker.models.manifest import Manifest
 from gristmill_worker.pulse import Pulse
 from gristmill_worker.settings import Settings
 from gristmill_worker.sharing import Sharing
-from gristmill_worker.sources.base import ServedSource
-from gristmill_worker.sources.streams import StreamSource
+from gristmill_worker.sources.opening import prepare
 from gristmill_worker.tasks.base import make_task
 from gristmill_worker.telemetry import configure_logging, logger, say
 from gristmill_worker.topology.bind import bind
@@ -44,19 +43,7 @@ SWITCH_S: Final = 0.0005  # Python's 5 ms would let one stage hold up the others
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def stream_source(settings: Settings, name: str) -> ServedSource:
-    """Return the queue that the settings name, for the worker ``name``."""
-    return StreamSource(
-        settings.redis, settings.queue, name, lease_s=settings.lease_s, result_ttl_s=settings.result_ttl_s
-    )
-
-
-def serve(
-    settings: Settings,
-    open_source: Callable[[Settings, str], ServedSource] = stream_source,
-    ready: Callable[[Provide], None] = lambda _: None,
-    open_reader: Callable[[str], Reader] = open_streams,
-) -> ExitCode:
+def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None) -> ExitCode:
     """Serve the queue until a signal: the first drains, a second ends the process at once.
 
     ``ready`` is called when the engine is warm, with a function that tells what the worker did so far;
@@ -66,11 +53,12 @@ def serve(
     configure_logging(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
     stop = _Stop()
+    open_source = prepare(settings)
     keep_to(settings)
     name = settings.name or process_name()
     batch, timeout_s = settings.batch, settings.batch_timeout_s
     vitals = Vitals(name, settings.queue, max_wait_s=batch.max_wait_ms / 1000, batch_timeout_s=timeout_s)
-    shown = _show(settings, vitals, open_reader)
+    shown = _show(settings, vitals)
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
     loaded = load_model(settings)
@@ -91,13 +79,13 @@ def serve(
         costs="measured" if sizing.measured else "by formula: 'gristmill-worker tune' measures this CPU",
         seconds=round(time.perf_counter() - started, 2),
     )
-    source = open_source(settings, name)
+    source = open_source(name)
     judge = Judge(
         name,
         manifest.id,
         max_deliveries=settings.max_deliveries,
         max_body_bytes=settings.max_body_bytes,
-        retry=settings.retry,
+        retry=settings.attempts,
     )
     sharing = Sharing(round(settings.result_cache_mb * 2**20))
     loop = Loop(source, engine, task, batch, sizing, judge, vitals, sharing, stop.event)
@@ -113,15 +101,15 @@ def serve(
     return ExitCode.OK
 
 
-def _show(settings: Settings, vitals: Vitals, open_reader: Callable[[str], Reader]) -> ExitStack:
+def _show(settings: Settings, vitals: Vitals) -> ExitStack:
     """Serve /metrics and the probes where that is wanted; to be closed at the end."""
     shown = ExitStack()
     if settings.metrics is not None:
         with console.needs_extra("worker"):
             from gristmill_worker import health  # noqa: PLC0415 - the library, for who wants it
 
-        server = health.serve(settings.metrics, lambda: [vitals.snapshot()], settings.redis, open_reader)
-        shown.enter_context(server)
+        readers = Readers([settings])
+        shown.enter_context(health.serve(settings.metrics, lambda: [vitals.snapshot()], readers))
     return shown
 
 

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from gristmill import urls
 from gristmill.errors import InputFileError
@@ -22,6 +30,7 @@ from gristmill_worker.topology.plan import AUTO, Auto
 
 ENV_PREFIX: Final = "GRISTMILL_"
 LOCAL: Final = "127.0.0.1"
+RQ_RESULT_TTL_S: Final = 500  # RQ's own default
 
 
 def _read_cpu_list(value: Any) -> Any:
@@ -80,11 +89,25 @@ class RetrySettings(BaseModel):
     max_backoff_s: float = Field(30.0, gt=0, le=3600)
 
 
+ONCE: Final = RetrySettings(max_attempts=1)
+
+
+class RqSettings(BaseModel):
+    """Of a queue of RQ jobs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    allow_pickle: bool = False  # whoever can enqueue then runs code in the worker
+    with_scheduler: bool = False  # bring back scheduled jobs, as 'rq worker --with-scheduler'
+    path: AnyPath = Path()  # the folder that the jobs' callbacks are imported from
+
+
 class Settings(BaseModel):
     """One model on one queue: the workers of one machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    source: Literal["streams", "rq"] = "streams"  # what the queue is: this project's own, or of RQ jobs
     queue: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     model: AnyPath
     redis: str = "redis://localhost:6379/0"
@@ -104,10 +127,11 @@ class Settings(BaseModel):
         0.0, ge=0, le=1_048_576
     )  # for answers to requests that come again; 0: none
     lease_s: float = Field(30.0, ge=1, le=86_400)
-    result_ttl_s: int = Field(3600, ge=1, le=MAX_TTL_S)
+    result_ttl_s: int = Field(3600, ge=1, le=MAX_TTL_S)  # of RQ jobs: 500
     batch_timeout_s: float = Field(300.0, ge=0, le=86_400)  # after it the process is ended; 0: never
     max_deliveries: int = Field(5, ge=1)
     retry: RetrySettings = RetrySettings()
+    rq: RqSettings = RqSettings()
     max_body_bytes: int = Field(MAX_BODY_BYTES, ge=1)
     metrics: Address | None = None  # off: no port is opened unasked
     # What follows is for 'gristmill-worker run', which starts a process for each core set.
@@ -120,6 +144,18 @@ class Settings(BaseModel):
     soon: bool = False  # load so that it serves soon, if less fast; the supervisor's way to replace who died
     shutdown_s: float = Field(60.0, gt=0, le=86_400)  # to finish what was taken; then a process is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_rq_has_it(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("source") == "rq":
+            return {"result_ttl_s": RQ_RESULT_TTL_S, **data}
+        return data
+
+    @property
+    def attempts(self) -> RetrySettings:
+        """How often the worker itself tries: RQ jobs say it on their own, and RQ sees to it."""
+        return ONCE if self.source == "rq" else self.retry
 
     @property
     def cores_for_one(self) -> int | Auto:
@@ -141,19 +177,31 @@ def load_settings(path: Path | None, env: Mapping[str, str], flags: Mapping[str,
     Raises InputFileError, and InvalidRequestError for a Redis URL that is none.
     """
     merged = _read_file(path) if path is not None else {}
-    for name, value in _from_env(env).items():
-        if isinstance(value, dict) and isinstance(merged.get(name, {}), dict):
-            merged[name] = {**merged.get(name, {}), **value}
-        else:
-            merged[name] = value
-    merged |= {name: value for name, value in flags.items() if value is not None}
+    for over in (_from_env(env), flags):
+        for name, value in over.items():
+            if isinstance(value, Mapping):
+                below = merged.get(name)
+                if given := {inner: each for inner, each in value.items() if each is not None}:
+                    merged[name] = {**(below if isinstance(below, dict) else {}), **given}
+            elif value is not None:
+                merged[name] = value
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
         missing = any(problem["type"] == "missing" for problem in error.errors())
         hint = ". Give a configuration file, or --queue and --model" if missing and path is None else ""
         raise InputFileError(f"the settings cannot be used: {describe(error)}{hint}") from error
-    urls.parse(settings.redis)  # only looked at
+    servers = urls.parse(settings.redis)  # only looked at
+    if settings.source == "rq" and servers is not None:
+        raise InputFileError(
+            f"redis: RQ jobs are served from one server (redis://, rediss:// or unix://), not through "
+            f"sentinels or from a cluster as {urls.hidden(settings.redis)!r} names them"
+        )
+    if settings.source != "rq" and settings.rq != RqSettings():
+        raise InputFileError(
+            f"rq: these settings are for queues of RQ jobs, and the source of {settings.queue!r} is "
+            f"{settings.source!r}: say 'source: rq' as well, or leave them out"
+        )
     return settings
 
 

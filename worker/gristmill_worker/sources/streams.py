@@ -154,10 +154,7 @@ class StreamSource:
 
     def reachable(self) -> bool:
         """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
-        try:
-            return bool(self._redis.call("PING"))
-        except ERRORS:
-            return False
+        return self._redis.reachable()
 
     def recover(self) -> None:
         """See :meth:`~gristmill_worker.sources.base.Source.recover`."""

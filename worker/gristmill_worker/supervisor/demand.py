@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gristmill import keys
-from gristmill.driver import ERRORS, Connections
+from gristmill.errors import BrokerUnavailable
+from gristmill_worker.depths import Readers
 from gristmill_worker.settings import Settings
 
 LOOK_S: Final = 0.2
@@ -60,21 +60,19 @@ class Demand(threading.Thread):
     def __init__(self) -> None:
         super().__init__(name="demand", daemon=True)
         self._models: dict[str, Lazy] = {}
-        self._connections: dict[str, Connections] = {}  # by URL
-        self._watched: dict[str, Connections] = {}  # by queue; replaced as a whole
+        self._readers = Readers()
+        self._watched: tuple[str, ...] = ()  # queues
         self._entries: dict[str, int] = {}  # as far as known; replaced as a whole
         self._done = threading.Event()
 
     def watch(self, teams: Sequence[Settings]) -> None:
         """Look at the queues of ``teams``, and at no others."""
-        for each in teams:
-            if each.redis not in self._connections:
-                self._connections[each.redis] = Connections(each.redis)
+        self._readers.know(teams)
         known = self._models
         self._models = {each.queue: known.get(each.queue) or Lazy(each.queue, each.idle_s) for each in teams}
         for each in teams:
             self._models[each.queue].idle_s = each.idle_s
-        self._watched = {each.queue: self._connections[each.redis] for each in teams}
+        self._watched = tuple(self._models)
         if self._watched and not self.is_alive():
             self.start()
 
@@ -103,15 +101,14 @@ class Demand(threading.Thread):
         """Look until :meth:`stop`."""
         while not self._done.wait(LOOK_S):
             entries = {}
-            for queue, redis in self._watched.items():
+            for queue in self._watched:
                 try:
-                    lengths = redis.calls(*(("XLEN", stream) for stream in keys.streams(queue)))
-                except ERRORS:  # what is loaded says what is wrong
-                    lengths = [self._entries.get(queue, 0)]
-                entries[queue] = sum(lengths)
+                    depth = self._readers.depth(queue)
+                    entries[queue] = depth.waiting + depth.pending
+                except BrokerUnavailable:  # what is loaded says what is wrong
+                    entries[queue] = self._entries.get(queue, 0)
             self._entries = entries
-        for redis in list(self._connections.values()):
-            redis.close()
+        self._readers.close()
 
     def stop(self) -> None:
         """Let the thread end."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from gristmill.errors import InputFileError
 from gristmill_worker import health
+from gristmill_worker.depths import Readers
 from gristmill_worker.settings import Settings
 from gristmill_worker.vitals import Snapshot
 
@@ -16,23 +17,26 @@ class Shown:
     def __init__(self, provide: Callable[[], Sequence[Snapshot]]) -> None:
         self._provide = provide
         self._server: health.Server | None = None
-        self._at: tuple[str, str] | None = None  # the address, and the Redis that queue depths are read from
+        self._at: str | None = None  # the address
+        self._readers = Readers()
+        self._known: dict[str, Settings] = {}  # by queue; one that is left out now may be served for a while
 
     def serve(self, found: Sequence[Settings]) -> None:
         """Serve where ``found`` wants it. Raises InputFileError; what was served before still is then."""
-        addresses = {settings.metrics: settings.redis for settings in reversed(found) if settings.metrics}
+        addresses = {settings.metrics for settings in found if settings.metrics}
         if len(addresses) > 1:
             raise InputFileError(
                 f"metrics: one address is for all workers, not {', '.join(sorted(addresses))}"
             )
-        wanted = next(iter(addresses.items()), None)
+        wanted = next(iter(addresses), None)
+        self._known |= {each.queue: each for each in found}
         if wanted == self._at:
+            self._readers.know(found)
             return
-        if wanted is not None and self._at is not None and wanted[0] == self._at[0]:
-            self.close()  # only one can listen there
-        server = None if wanted is None else health.serve(wanted[0], self._provide, wanted[1])
+        readers = Readers(self._known.values())
+        server = None if wanted is None else health.serve(wanted, self._provide, readers)
         self.close()
-        self._server, self._at = server, wanted
+        self._server, self._at, self._readers = server, wanted, readers
 
     def close(self) -> None:
         if self._server is not None:

@@ -60,6 +60,7 @@ class Exact:
         names: Names,
         redis: Connections,
         ended: Callable[[str], None],
+        max_deliveries: int,
     ) -> None:
         """``ended`` is told each job:execution that it is done with."""
         self._client = client
@@ -67,6 +68,7 @@ class Exact:
         self._names = names
         self._redis = redis
         self._ended = ended
+        self._max_deliveries = max_deliveries
         self._hand: Hand[Ending | None] = Hand()
         self._entries: set[str] = set()
         self._lock = threading.Lock()
@@ -150,7 +152,6 @@ class Exact:
         except NoSuchJobError:
             job = None
         if job is not None and job.get_status(refresh=False) == JobStatus.STARTED:
-            self._client.hdel(job.key, "gm_deliveries")  # first: it may be queued again at once
             self._end(ending, job, execution)
             if self._settle(delivery):
                 return True
@@ -173,17 +174,19 @@ class Exact:
             job._result = ending.value  # noqa: SLF001 - where RQ's own code looks for it
             job._status = JobStatus.FINISHED  # noqa: SLF001
             self._call_back(ending, lambda: _on_success(job, ending.value), job.success_callback_timeout)
+        if (error := ending.error) is not None:
+            if ending.final:
+                job.retries_left = None
+            job._status = JobStatus.FAILED  # noqa: SLF001
+            self._call_back(ending, lambda: _on_failure(job, error), job.failure_callback_timeout)
+        # Not before the callbacks, which can end this process too; and it may be queued again at once.
+        self._client.hdel(job.key, "gm_deliveries")
         if ending.error is None:
             self._worker.handle_job_success(
                 job=job, queue=queue, started_job_registry=queue.started_job_registry, **more
             )
             _send_webhooks(job, JobStatus.FINISHED)
             return
-        if ending.final:
-            job.retries_left = None
-        job._status = JobStatus.FAILED  # noqa: SLF001
-        error = ending.error
-        self._call_back(ending, lambda: _on_failure(job, error), job.failure_callback_timeout)
         logger().info("job_failed", id=job.id, error=str(ending.error))
         self._worker.handle_job_failure(
             job=job,
@@ -194,8 +197,11 @@ class Exact:
         )
 
     def _call_back(self, ending: Ending, call: Callable[[], None], timeout_s: float) -> None:
-        """Call a job's callback once; where that fails, its error becomes the job's."""
-        if ending.called:
+        """Call a job's callback once; where that fails, its error becomes the job's.
+
+        That of a job which was given up is left out where it ended a worker as well.
+        """
+        if ending.called or ending.delivery.deliveries > self._max_deliveries + 1:
             return
         ending.called = True
         error = within(call, timeout_s)

@@ -30,17 +30,31 @@ class Holding:
         self._prefixes = (names.job_prefix, names.execution_prefix, names.job_executions_prefix)
         self._in_flight: dict[str, float] = {}  # and when it was renewed, by the monotonic clock
         self._given_up: list[str] = []
+        self._suspects: set[str] = set()  # in flight, and may have ended a worker
         self._recover = False
         self._lock = threading.Lock()
+        self._dropped = threading.Condition(self._lock)
 
-    def add(self, entry: str) -> None:
+    def add(self, entry: str, *, suspect: bool) -> None:
         with self._lock:
             self._in_flight[entry] = time.monotonic()
+            if suspect:
+                self._suspects.add(entry)
 
     def drop(self, entries: Iterable[str]) -> None:
         with self._lock:
             for entry in entries:
                 self._in_flight.pop(entry, None)
+                self._suspects.discard(entry)
+            self._dropped.notify_all()
+
+    def is_calm(self, wait_s: float) -> bool:
+        """Say whether no suspect is in flight, after waiting for that.
+
+        Nothing is taken beside one: if its callback ends this process, nothing else is to blame.
+        """
+        with self._dropped:
+            return self._dropped.wait_for(lambda: not self._suspects, wait_s)
 
     def any_job(self) -> str | None:
         """Return the ID of one of the jobs in flight."""

@@ -8,7 +8,7 @@ from typing import Self
 from rq import Queue, SimpleWorker
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
-from rq.registry import FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
+from rq.registry import FailedJobRegistry, FinishedJobRegistry, ScheduledJobRegistry, StartedJobRegistry
 from rq.results import Result
 from rq.suspension import WORKERS_SUSPENDED
 from rq.utils import as_text
@@ -24,6 +24,7 @@ class Names:
     started: str
     finished: str
     failed: str
+    scheduled: str
     suspended: str
     workers: str
     queue_workers: str
@@ -63,6 +64,7 @@ class Names:
             started=StartedJobRegistry(queue=queue).key,
             finished=FinishedJobRegistry(queue=queue).key,
             failed=FailedJobRegistry(queue=queue).key,
+            scheduled=ScheduledJobRegistry(queue=queue).key,
             suspended=WORKERS_SUSPENDED,
             workers=REDIS_WORKER_KEYS,
             queue_workers=WORKERS_BY_QUEUE_KEY % queue.name,

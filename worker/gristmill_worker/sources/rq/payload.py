@@ -130,7 +130,7 @@ def _call(delivery: RqDelivery, data: bytes, *, allow_pickle: bool) -> ScoreCall
             raise RefusedJobError(
                 "the job's data is a pickle, which may run any code, so it was not read: enqueue with "
                 "Queue(…, serializer=JSONSerializer) from rq.serializers, or start the worker with "
-                "--allow-pickle if all who can write to this Redis are trusted"
+                "--allow-pickle (rq.allow_pickle) if all who can write to this Redis are trusted"
             )
         delivery.serializer = Pickle
     try:

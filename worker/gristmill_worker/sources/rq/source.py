@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Final
 
-from redis import ConnectionPool
-from rq.defaults import DEFAULT_RESULT_TTL
-
-from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, Connections, open_pool, translate
-from gristmill.errors import BrokerUnavailable, GristmillError, InputFileError, InvalidRequestError
+from gristmill.driver import ERRORS, SOCKET_TIMEOUT_S, Connections, translate
+from gristmill.errors import BrokerUnavailable, GristmillError
 from gristmill.rq_jobs import RefusedJobError
 from gristmill.wire import Result
-from gristmill_worker.settings import Settings
-from gristmill_worker.sources.base import Delivery, Outcome, ServedSource
+from gristmill_worker.sources.base import Delivery, Outcome
 from gristmill_worker.sources.rq import payload
 from gristmill_worker.sources.rq.exact import Ending, Exact
 from gristmill_worker.sources.rq.finishing import Finisher
@@ -43,10 +39,13 @@ class RqSource:
         worker: str,
         *,
         lease_s: float,
-        result_ttl_s: int = DEFAULT_RESULT_TTL,
-        allow_pickle: bool = False,
-        scheduler: bool = False,
+        result_ttl_s: int,
+        max_deliveries: int,
+        allow_pickle: bool,
+        scheduler: bool,
     ) -> None:
+        """Connect nothing yet; RQ's own log comes into this project's."""
+        redirect_log()
         self._url = url
         self._worker = worker
         self._allow_pickle = allow_pickle
@@ -62,6 +61,7 @@ class RqSource:
             self._names,
             self._redis,
             lambda entry: self._holding.drop([entry]),
+            max_deliveries,
         )
         self._upkeep = Upkeep(url, queue, worker, scheduler=scheduler)
         self._windows = 0
@@ -77,6 +77,8 @@ class RqSource:
             self._prepare()
             if self._exact.is_busy():
                 _pause(block_s)
+                return []
+            if not self._holding.is_calm(min(block_s, PAUSE_LOOK_S)):
                 return []
             suspended, found = self._take(count, block_s)
             if suspended:
@@ -127,7 +129,7 @@ class RqSource:
                 taken_s=taken_s,
                 allow_pickle=self._allow_pickle,
             )
-            self._holding.add(delivery.entry)
+            self._holding.add(delivery.entry, suspect=delivery.suspect)
             if error is None:
                 found.append(delivery)
             else:
@@ -174,10 +176,7 @@ class RqSource:
 
     def reachable(self) -> bool:
         """See :meth:`~gristmill_worker.sources.base.Source.reachable`."""
-        try:
-            return bool(self._redis.call("PING"))
-        except ERRORS:
-            return False
+        return self._redis.reachable()
 
     def recover(self) -> None:
         """See :meth:`~gristmill_worker.sources.base.Source.recover`."""
@@ -232,37 +231,6 @@ class RqSource:
         except ERRORS as error:
             self._holding.recover()  # what a lost reply brought is held under this name
             raise translate(error, self._url) from error
-
-
-def open_source(
-    settings: Settings, *, allow_pickle: bool, scheduler: bool
-) -> Callable[[Settings, str], ServedSource]:
-    """Return what opens the RQ queue that ``settings`` name; raises InputFileError where RQ cannot be there.
-
-    Unless they say how long to keep results, these are kept as long as RQ's own workers do.
-    """
-    try:
-        open_pool(ConnectionPool, settings.redis).disconnect()
-    except InvalidRequestError as error:
-        raise InputFileError(
-            f"redis: {error}; RQ jobs are served from one server (redis://, rediss:// or unix://), "
-            "not through sentinels or from a cluster"
-        ) from error
-    redirect_log()
-    said = "result_ttl_s" in settings.model_fields_set
-
-    def opened(settings: Settings, name: str) -> ServedSource:
-        return RqSource(
-            settings.redis,
-            settings.queue,
-            name,
-            lease_s=settings.lease_s,
-            result_ttl_s=settings.result_ttl_s if said else DEFAULT_RESULT_TTL,
-            allow_pickle=allow_pickle,
-            scheduler=scheduler,
-        )
-
-    return opened
 
 
 def _own(delivery: Delivery) -> RqDelivery:

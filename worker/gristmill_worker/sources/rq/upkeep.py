@@ -60,11 +60,14 @@ class Upkeep:
         if self._scheduler is not None:
             with suppress(*ERRORS):  # they expire
                 self._scheduler.release_locks()
+                if hasattr(self._scheduler, "register_death"):
+                    self._scheduler.register_death()
 
     @staticmethod
     def _schedule(scheduler: RQScheduler) -> None:
         if scheduler.acquired_locks:
             scheduler.heartbeat()
-        elif scheduler.should_reacquire_locks:
-            scheduler.acquire_locks()
+        # RQ's own tries every ten minutes only: a worker that takes over from another is to have it soon.
+        elif scheduler.acquire_locks() and hasattr(scheduler, "register_birth"):  # RQ 3 lists schedulers
+            scheduler.register_birth()
         scheduler.enqueue_scheduled_jobs()
