@@ -35,6 +35,7 @@ class Slot:
     current: Child | None = None  # serves
     incoming: Child | None = None  # loads, to fill the slot or to take over from the current one
     stale: bool = False  # the current one is to be replaced
+    urgent: bool = False  # who serves next is to do so soon: requests wait for it
 
 
 class Team:
@@ -97,7 +98,7 @@ class Team:
             if slot not in kept:
                 self._leave(slot.current, slot.incoming)
         there = [slot.cores for slot in kept]
-        self._slots = kept + [Slot(each) for each in cores if each not in there]
+        self._slots = kept + [Slot(each, urgent=self.settings.lazy) for each in cores if each not in there]
         if not cores:
             self._leave(*self._spares)
             self._spares = []
@@ -142,7 +143,7 @@ class Team:
             self._fill(slot)
         empty = [slot for slot in self._slots if slot.current is None and slot.incoming is None]
         for slot in empty:
-            slot.incoming = self._start(slot.cores, soon=self._proven)
+            slot.incoming = self._start(slot.cores, soon=slot.urgent)
         if not empty and all(slot.incoming is None for slot in self._slots):
             # One at a time: the others keep up the throughput meanwhile.
             stale = next((slot for slot in self._slots if slot.stale), None)
@@ -165,7 +166,7 @@ class Team:
         slot.incoming = self._start(slot.cores)
         if self.lacks_memory:
             self._leave(slot.current)
-            slot.current, slot.stale = None, False
+            slot.current, slot.stale, slot.urgent = None, False, True
 
     def _improve(self, slot: Slot) -> None:
         """Start who is to take over from one that was started to serve soon, if there is memory for both."""
@@ -187,7 +188,7 @@ class Team:
         new.go(slot.cores)
         self.needs_mb = max(self.needs_mb, new.memory["uss_mb"]) if new.provisional else new.memory["uss_mb"]
         self._good, self._proven, self._not_ready = self.settings, True, 0
-        old, slot.current, slot.stale = slot.current, new, False
+        old, slot.current, slot.stale, slot.urgent = slot.current, new, False, False
         place = {"queue": self.settings.queue, "cores": slot.cores.cpus}
         logger().info("worker_serves", pid=new.pid, instead_of=old and old.pid, **place, **new.memory)
         if _is_too_large(new.fresh_bytes, self.settings):
@@ -232,10 +233,12 @@ class Team:
         self._leaving = [child for child in self._leaving if not child.reap()]
         for slot in self._slots:
             if slot.current is not None and slot.current.reap():
-                child, slot.current, slot.stale = slot.current, None, False
+                child, slot.current, slot.stale, slot.urgent = slot.current, None, False, True
                 self._lost(child)
             if slot.incoming is not None and slot.incoming.reap():
                 child, slot.incoming = slot.incoming, None
+                if slot.current is not None:
+                    slot.current.provisional = False  # it is kept: a whole one does not get ready here
                 self._lost(child)
         for child in [child for child in self._spares if child.reap()]:
             self._spares.remove(child)
