@@ -41,6 +41,7 @@ from gristmill_worker.cpus import cpu_features
 from gristmill_worker.engines.base import Array, Engine, EngineError, Shape
 from gristmill_worker.engines.choice import NATIVE_BF16, Wanted, choose
 from gristmill_worker.engines.variant import Variant
+from gristmill_worker.loading import load_model
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models import self_test as self_testing
 from gristmill_worker.models.answers import Answers
@@ -55,8 +56,16 @@ from gristmill_worker.models.importer import import_model
 from gristmill_worker.models.labelled import Labelled, ScoredPairs, read_pairs
 from gristmill_worker.models.manifest import ModelRefusedError
 from gristmill_worker.models.records import save_record
-from gristmill_worker.models.self_test import ensure_agreement, probe_items, reference_of, self_test
+from gristmill_worker.models.self_test import (
+    ensure_agreement,
+    note_not_in_one,
+    own_shapes,
+    probe_items,
+    reference_of,
+    self_test,
+)
 from gristmill_worker.models.verdict import Verdict, load_verdict, save_verdict
+from gristmill_worker.settings import BatchSettings, Settings
 from gristmill_worker.tasks.base import make_task
 
 ODD_LENGTH = 24  # no shape of the default grid; a tuned worker might use it
@@ -537,6 +546,25 @@ class TestSelfTest:
         found = self_test(engine, variant, reference_of(minilm, manifests.load(minilm)), shapes, 1)
         assert set(found) == set(shapes)
         assert max(found.values()) < 1e-6
+
+    def test_one_compilation_for_all_shapes_is_tried_once_where_it_may_be_needed(self, model: Path) -> None:
+        shapes = ((1, 16), (2, 48))
+        batch = BatchSettings(shapes=shapes)
+        settings = Settings(
+            queue="q", model=model, engine="openvino", form="fp32", precision="fp32", batch=batch
+        )
+
+        def load(soon: bool | None) -> tuple[bool, int]:
+            with capture_logs() as logs, closing((loaded := load_model(settings, soon=soon)).engine):
+                assert len(own_shapes(loaded.engine)) == (2 if loaded.whole else 0)
+                return loaded.whole, [entry["event"] for entry in logs].count("self_test")
+
+        assert load(None) == (True, 1)
+        assert load(True) == (True, 1)  # nothing is known of it yet
+        assert load(True) == (False, 0)
+        assert load(False) == load(None) == (True, 0)
+        note_not_in_one(variant_of(model, "fp32", "openvino"), shapes, 1)
+        assert load(True) == (True, 0)
 
     def test_the_reference_is_not_compared_with_itself(self, model: Path) -> None:
         engine, variant = self.wrapped(model, "fp32")

@@ -93,7 +93,7 @@ def test_low_is_answered_although_high_that_goes_before_all_never_ends(
     while "low" not in kinds(window):
         windows += 1
         fill(own_client, queue, high=size, default=size)
-        window = source.take_urgent(size) or source.take(size, 0.01)
+        window = source.take_urgent(size, high=True) or source.take(size, 0.01)
         assert len(window) == size
         finish(source, window)
     assert windows <= LOW_FIRST + 1
@@ -104,30 +104,45 @@ def test_a_few_of_high_priority_are_not_a_window(
     own_client: Client, source: StreamSource, queue: str
 ) -> None:
     assert source.take(8, 0.01) == []
-    assert source.take_urgent(8) == []
+    assert source.take_urgent(8, high=True) == []
     fill(own_client, queue, default=9)
     for _ in range(40):  # five windows' worth
         fill(own_client, queue, high=1)
-        window = source.take_urgent(8)
+        window = source.take_urgent(8, high=True)
         assert kinds(window) == {"high": 1}
         finish(source, window)
     own_client.pause(queue)
     fill(own_client, queue, high=1)
-    source.take_urgent(8)  # it learns of the pause
+    source.take_urgent(8, high=True)  # it learns of the pause
     fill(own_client, queue, high=1)
-    assert source.take_urgent(8) == []
+    assert source.take_urgent(8, high=True) == []
 
 
+@pytest.mark.parametrize("count", [64, 128], ids=["one window, and a place is free", "two windows"])
 def test_high_goes_before_the_windows_that_a_busy_worker_holds(
+    client: Client, workers: Workers, queue: str, tiny_classifier: Path, count: int
+) -> None:
+    config = "{batch: {max_items: 64, shapes: [[1, 48]]}}"  # 64 batches a window, a tenth of a second each
+    workers.start(tiny_classifier, config=config, program=FAULTY)
+    ids = client.submit_many(queue, [f"slow {i}" for i in range(count)])
+    wait_until(lambda: client.depth(queue).pending > count - 32)
+    assert client.score(queue, "bread", priority="high")
+    assert client.depth(queue).pending > count - 60
+    assert all(client.result(request_id).ok for request_id in ids)
+
+
+def test_high_does_not_go_before_its_like(
     client: Client, workers: Workers, queue: str, tiny_classifier: Path
 ) -> None:
-    config = "{batch: {max_items: 64, shapes: [[2, 48]]}}"  # 32 batches a window, a tenth of a second each
+    config = "{batch: {max_items: 16, shapes: [[1, 48]]}}"
     workers.start(tiny_classifier, config=config, program=FAULTY)
-    ids = client.submit_many(queue, [f"slow {i}" for i in range(128)])
-    wait_until(lambda: client.depth(queue).pending > 64)
-    assert client.score(queue, "bread", priority="high")
-    assert client.depth(queue).pending > 64
-    assert all(client.result(request_id).ok for request_id in ids)
+    ids = client.submit_many(queue, [f"slow {i}" for i in range(64)], priority="high")
+    started = [client.result(request_id).timing_ms["queued"] for request_id in ids]
+    windows = [min(started[at : at + 16]) for at in range(0, 64, 16)]
+    assert windows == sorted(windows)
+    assert all(
+        max(started[at : at + 16]) <= min(started[at + 16 : at + 32]) for at in range(0, 48, 16)
+    )  # whole windows, one after the other
 
 
 def test_what_was_read_before_an_error_comes_again(

@@ -147,4 +147,5 @@ def _end(child: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Not by way of sys.exit: while Python winds up a signal would end this process with a code of its own.
+    os._exit(main())

@@ -9,8 +9,9 @@ from gristmill.errors import InvalidRequestError
 
 QUEUES = "gm:queues"
 GROUP = "workers"
+HIGH: Final = "high"
 DEFAULT: Final = "default"
-PRIORITIES: Final = ("high", DEFAULT, "low")  # in the order in which they are served
+PRIORITIES: Final = (HIGH, DEFAULT, "low")  # in the order in which they are served
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

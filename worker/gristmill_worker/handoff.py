@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import Final
 
+from gristmill.keys import HIGH
 from gristmill_worker.jobs import Batch
 
 HELD_WINDOWS: Final = 2  # one runs, one is spare
@@ -17,7 +18,8 @@ HELD_WINDOWS: Final = 2  # one runs, one is spare
 @dataclass(frozen=True, slots=True)
 class _Window:
     batches: Sequence[Batch]
-    urgent: bool = False
+    high: bool = False  # some of its requests are of high priority
+    wake: bool = False  # no window: there is something that is urgent
 
 
 class Handoff:
@@ -29,11 +31,12 @@ class Handoff:
 
     def __init__(self) -> None:
         self._places = threading.Semaphore(HELD_WINDOWS)
+        self._high_passed = self._high_run = 0  # windows with such; each number is written by one thread
         self._planned: Queue[_Window | None] = Queue()  # bounded by the places
         self._urgent: deque[Batch | threading.Event] = deque()  # the event: all before it have run
 
-    def reserve(self, timeout_s: float | None = None) -> bool:
-        """Wait for a place (None: for ever) and say whether there was one."""
+    def reserve(self, timeout_s: float) -> bool:
+        """Wait for a place and say whether there was one."""
         return self._places.acquire(timeout=timeout_s)
 
     def give_back(self) -> None:
@@ -42,14 +45,20 @@ class Handoff:
 
     def pass_on(self, batches: Sequence[Batch]) -> None:
         """Let a window run for which a place is reserved; the place is free when it has run."""
-        self._planned.put(_Window(batches))
+        high = any(job.delivery.priority == HIGH for batch in batches for job in batch.jobs)
+        self._high_passed += high
+        self._planned.put(_Window(batches, high))
 
     def run_first(self, batches: Sequence[Batch]) -> None:
         """Let ``batches`` run after the batch of now, before all windows, and wait until they have run."""
         done = threading.Event()
         self._urgent.extend([*batches, done])
-        self._planned.put(_Window((), urgent=True))  # if nothing else is there to run
+        self._planned.put(_Window((), wake=True))  # if nothing else is there to run
         done.wait()
+
+    def holds_high(self) -> bool:
+        """Say whether requests of high priority are in a window that runs or waits to."""
+        return self._high_passed > self._high_run
 
     def is_idle(self) -> bool:
         """Say whether no window runs or waits to, beside the one whose place the caller has."""
@@ -75,7 +84,8 @@ class Handoff:
                 yield from self._first()
                 yield batch
             yield from self._first()
-            if not window.urgent:
+            self._high_run += window.high
+            if not window.wake:
                 self._places.release()
 
     def _first(self) -> Iterator[Batch]:

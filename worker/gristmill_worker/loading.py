@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from gristmill_worker.engines.choice import choose
 from gristmill_worker.engines.variant import Variant
 from gristmill_worker.models import manifest as manifests
 from gristmill_worker.models.manifest import Manifest
-from gristmill_worker.models.self_test import agrees_in_one, ensure_agreement
+from gristmill_worker.models.self_test import agrees_in_one, ensure_agreement, note_not_in_one
 from gristmill_worker.settings import Settings
 from gristmill_worker.telemetry import logger
 
@@ -28,7 +27,7 @@ class Loaded:
     variant: Variant
     sizing: Sizing
     engine: Engine
-    whole: bool  # as the settings say; else one compilation for all shapes, see Settings.soon
+    whole: bool  # as the settings say; else one compilation for all shapes, which is there soon
 
     @property
     def manifest(self) -> Manifest:
@@ -36,8 +35,11 @@ class Loaded:
         return self.variant.manifest
 
 
-def load_model(settings: Settings) -> Loaded:
+def load_model(settings: Settings, *, soon: bool | None = None) -> Loaded:
     """Load the best variant; one that cannot be loaded, or answers otherwise, gives way to the next.
+
+    ``soon``: if need be with one compilation for all shapes, as a whole one is to follow. None: nobody would
+    replace it; else that compilation is tried, once, for who may need it later.
 
     What the settings name is never replaced by something else. Raises InputFileError (of the last one tried).
     """
@@ -54,7 +56,7 @@ def load_model(settings: Settings) -> Loaded:
     for variant, following in zip(choice.ranked, [*choice.ranked[1:], None], strict=True):
         sizing = Sizing.of(settings, variant)  # what is wrong with the settings is so for every variant
         try:
-            return _load(settings, forms, variant, sizing)
+            return _load(settings, forms, variant, sizing, soon)
         except (InputFileError, EngineError) as error:
             if following is None:
                 raise
@@ -64,25 +66,22 @@ def load_model(settings: Settings) -> Loaded:
     raise AssertionError("choose() gives one variant at least")
 
 
-def _load(settings: Settings, forms: Manifest, variant: Variant, sizing: Sizing) -> Loaded:
+def _load(settings: Settings, forms: Manifest, variant: Variant, sizing: Sizing, soon: bool | None) -> Loaded:
     load = partial(variant.load, sizing.shapes, settings.threads, cache_dir=settings.cache_dir)
-    in_one = agrees_in_one(variant, sizing.shapes, settings.threads)
-    soon = settings.soon and in_one and settings.engine_memory_mb > 0
-    engine = load(memory_mb=0 if soon else settings.engine_memory_mb)
+    several = variant.engine == SHARED_COMPILATION and settings.engine_memory_mb > 0
+    in_one = agrees_in_one(variant, sizing.shapes, settings.threads) if several else False
+    whole = not (soon and in_one)
+    engine = load(memory_mb=settings.engine_memory_mb if whole else 0)
     try:
         ensure_agreement(engine, variant, forms, settings.threads)
     except BaseException:
         engine.close()
         raise
-    if not in_one and variant.engine == SHARED_COMPILATION and os.access(settings.model, os.W_OK):
-        _try_in_one(load, variant, forms, settings.threads)
-    return Loaded(variant, sizing, engine, whole=not soon)
-
-
-def _try_in_one(load: Callable[..., Engine], variant: Variant, forms: Manifest, threads: int) -> None:
-    """Try all shapes in one compilation, so that a later worker may serve with it; see Settings.soon."""
-    try:
-        with closing(load(memory_mb=0)) as engine:
-            ensure_agreement(engine, variant, forms, threads)
-    except (InputFileError, EngineError) as error:
-        logger().warning("not_in_one_compilation", variant=str(variant), error=str(error))
+    if soon is not None and in_one is None and os.access(settings.model, os.W_OK):
+        try:
+            with closing(load(memory_mb=0)) as shared:
+                ensure_agreement(shared, variant, forms, settings.threads)
+        except (InputFileError, EngineError) as error:
+            logger().warning("not_in_one_compilation", variant=str(variant), error=str(error))
+            note_not_in_one(variant, sizing.shapes, settings.threads)
+    return Loaded(variant, sizing, engine, whole)

@@ -17,6 +17,7 @@ from queue import Queue
 from typing import Final
 
 from gristmill.errors import BrokerUnavailable
+from gristmill.keys import HIGH
 from gristmill_worker.batching.linger import Bounds, drain
 from gristmill_worker.batching.planner import Planner
 from gristmill_worker.batching.sizing import Sizing
@@ -93,21 +94,29 @@ class Loop:
         while not self._stop.is_set():
             if self._handoff.reserve(wait_s):
                 self._vitals.move()
-                self._pass_on(self._next(lambda: drain(self._source.take, self._bounds, self._max_wait_s)))
+                self._pass_on(self._next(self._take_window))
                 wait_s = LOOK_S
-            elif batches := self._next(lambda: self._source.take_urgent(self._batch.max_items)):
+            elif batches := self._next(self._take_urgent):
                 self._handoff.run_first(batches)
                 wait_s = 0.0  # there may be more
             else:
                 wait_s = LOOK_S
+
+    def _take_window(self) -> list[Delivery]:
+        window = drain(self._source.take, self._bounds, self._max_wait_s)
+        self._reached = True
+        self._storing.reached_redis()
+        return window
+
+    def _take_urgent(self) -> list[Delivery]:
+        # It may not ask Redis at all. One of high priority goes before others, not before its like.
+        return self._source.take_urgent(self._bounds.room(()), high=not self._handoff.holds_high())
 
     def _next(self, take: Callable[[], list[Delivery]]) -> list[Batch]:
         """Take a window and plan it; [] where nothing came, or nothing can be had."""
         try:
             with self.counters.stage("take"):
                 window = take()
-            self._reached = True
-            self._storing.reached_redis()
             with self._redelivered_on_error(window):
                 return self._prepare(window)
         except BrokerUnavailable as error:
@@ -123,15 +132,22 @@ class Loop:
 
     def _pass_on(self, batches: list[Batch]) -> None:
         """Let a window run for which there is a place."""
-        if len(batches) == 1 and len(batches[0].jobs) == 1 and self._handoff.is_idle():
+        deliveries = [job.delivery for batch in batches for job in batch.jobs]
+        idle = self._handoff.is_idle()
+        if len(deliveries) == 1 and idle:
             self._run_here(batches[0])
-            batches = []
+        elif batches and not idle and self._goes_first(deliveries):
+            self._handoff.run_first(batches)
         elif batches:
             self._handoff.pass_on(batches)
-        if not batches:
-            self._handoff.give_back()
-        elif any(job.delivery.suspect for batch in batches for job in batch.jobs):
-            self._handoff.wait_until_idle()  # if it kills this process, nothing else is to blame
+            if any(delivery.suspect for delivery in deliveries):
+                self._handoff.wait_until_idle()  # if it kills this process, nothing else is to blame
+            return
+        self._handoff.give_back()
+
+    def _goes_first(self, deliveries: Sequence[Delivery]) -> bool:
+        high = not self._handoff.holds_high()
+        return all(each.deliveries > 1 or (high and each.priority == HIGH) for each in deliveries)
 
     def _prepare(self, window: Sequence[Delivery]) -> list[Batch]:
         jobs, refused = self._judge.read(window)

@@ -43,12 +43,14 @@ SWITCH_S: Final = 0.0005  # Python's 5 ms would let one stage hold up the others
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None) -> ExitCode:
+def serve(
+    settings: Settings, ready: Callable[[Provide], None] = lambda _: None, *, soon: bool | None = None
+) -> ExitCode:
     """Serve the queue until a signal: the first drains, a second ends the process at once.
 
     ``ready`` is called when the engine is warm, with a function that tells what the worker did so far;
-    nothing is taken before it returns. Raises InputFileError for a model or setting that cannot be used,
-    BrokerUnavailable for a refused login.
+    nothing is taken before it returns. ``soon``: see :func:`load_model`. Raises InputFileError for a model or
+    setting that cannot be used, BrokerUnavailable for a refused login.
     """
     configure_logging(settings.log_level)
     sys.setswitchinterval(SWITCH_S)
@@ -61,7 +63,7 @@ def serve(settings: Settings, ready: Callable[[Provide], None] = lambda _: None)
     shown = _show(settings, vitals)
     logger().info("loading", worker=name, model=str(settings.model), engine=settings.engine)
     started = time.perf_counter()
-    loaded = load_model(settings)
+    loaded = load_model(settings, soon=soon)
     manifest, sizing, engine = loaded.manifest, loaded.sizing, loaded.engine
     task = make_task(settings.model, manifest, truncate=settings.truncate)
     if settings.batch_timeout_s:

@@ -141,7 +141,6 @@ class Settings(BaseModel):
     lazy: bool = False  # load the model when its queue has requests
     idle_s: float = Field(300.0, ge=0)  # lazy: without a request, until it is unloaded
     max_rss_mb: float | None = Field(None, gt=0)  # a worker that grows above it is replaced
-    soon: bool = False  # load so that it serves soon, if less fast; the supervisor's way to replace who died
     shutdown_s: float = Field(60.0, gt=0, le=86_400)  # to finish what was taken; then a process is ended
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

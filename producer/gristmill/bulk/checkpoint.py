@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -92,7 +92,10 @@ class Store:
                 f"{self.folder} holds files that are not of a run ({listed}): move them away"
             )
         known = read_job(self.folder)
-        state = State() if known is None or force else read_state(self.folder)
+        state = State()
+        if known is not None and not force:
+            with nullcontext() if resumable else suppress(InputFileError):  # a damaged one is started afresh
+                state = read_state(self.folder)
         self.found_rows = state.rows
         if known is not None and state.begun and resumable:
             if points := changes(known, job):

@@ -56,6 +56,7 @@ class SelfTestRecord(BaseModel):
     key: SelfTestKey
     shapes: tuple[tuple[int, int], ...]  # (batch, sequence)
     shared_shapes: tuple[tuple[int, int], ...] = ()  # of one compilation for all of them
+    not_in_one: tuple[tuple[int, int], ...] = ()  # for which one compilation for all of them failed
 
 
 def reference_of(model_dir: Path, manifest: Manifest) -> Variant:
@@ -105,10 +106,18 @@ def ensure_agreement(engine: Engine, variant: Variant, manifest: Manifest, threa
     _store(engine, variant, threads, shapes)
 
 
-def agrees_in_one(variant: Variant, shapes: Collection[Shape], threads: int) -> bool:
-    """Say whether one compilation for all ``shapes`` is known to answer as the reference does."""
+def agrees_in_one(variant: Variant, shapes: Collection[Shape], threads: int) -> bool | None:
+    """Say whether one compilation for all ``shapes`` answers as the reference does; None if nobody knows."""
     _, known = _known_shapes(variant, threads)
-    return known.issuperset(shapes)
+    record = _load(variant, threads)
+    if record is not None and set(record.not_in_one).issuperset(shapes):
+        return False
+    return True if known.issuperset(shapes) else None
+
+
+def note_not_in_one(variant: Variant, shapes: Collection[Shape], threads: int) -> None:
+    """Store that one compilation for all ``shapes`` fails, or answers otherwise than the reference."""
+    _save(variant, threads, not_in_one=tuple(sorted(shapes)))
 
 
 def own_shapes(engine: Engine) -> frozenset[Shape]:
@@ -251,13 +260,20 @@ def _load(variant: Variant, threads: int) -> SelfTestRecord | None:
 
 
 def _store(engine: Engine, variant: Variant, threads: int, shapes: Sequence[Shape]) -> None:
-    key, own = _key(variant, threads), own_shapes(engine)
-    before = _load(variant, threads) or SelfTestRecord(key=key, shapes=())
-    record = SelfTestRecord(
-        key=key,
-        shapes=tuple(sorted({*before.shapes, *own.intersection(shapes)})),
-        shared_shapes=tuple(sorted({*before.shared_shapes, *(set(shapes) - own)})),
+    before, own = _load(variant, threads), own_shapes(engine)
+    known, known_shared = ((), ()) if before is None else (before.shapes, before.shared_shapes)
+    _save(
+        variant,
+        threads,
+        shapes=tuple(sorted({*known, *own.intersection(shapes)})),
+        shared_shapes=tuple(sorted({*known_shared, *(set(shapes) - own)})),
     )
+
+
+def _save(variant: Variant, threads: int, **changed: tuple[Shape, ...]) -> None:
+    key = _key(variant, threads)
+    before = _load(variant, threads) or SelfTestRecord(key=key, shapes=())
+    record = before.model_copy(update=changed)
     try:
         save_record(variant.model_dir / key.file_name(SELF_TEST), record)
     except InputFileError:

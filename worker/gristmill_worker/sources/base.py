@@ -62,10 +62,10 @@ class Source(Protocol):
         """Return up to ``count`` deliveries; waits up to ``block_s`` for the first."""
         ...
 
-    def take_urgent(self, count: int) -> list[Delivery]:
-        """Return at once up to ``count`` deliveries that go before all that this worker has taken.
+    def take_urgent(self, count: int, *, high: bool) -> list[Delivery]:
+        """Return at once up to ``count`` deliveries that are to go before all that this worker has taken.
 
-        They were with a worker that died, or are of high priority.
+        They were with workers that died, or, with ``high``, are of high priority.
         """
         ...
 

@@ -48,10 +48,11 @@ class Reader:
         whole third there is more to fetch; and in a backlog the streams are read one after the other at once.
         """
         self._ask = block_s > 0  # a window begins
-        self._windows += self._ask
         share = count // len(self._streams)
+        in_turn = self._backlog or not share
+        self._windows += in_turn and self._ask
         found: list[Delivery] = []
-        if self._backlog or not share:
+        if in_turn:
             found = self._in_turn(self._order(), count)
         if not found and (share or block_s):
             # Where N is 1 or 2, and each stream gets one at the very moment, all of them are taken.
@@ -65,14 +66,14 @@ class Reader:
     def take_high(self, count: int) -> list[Delivery]:
         """Return up to ``count`` entries of high priority, to run before windows that were taken before them.
 
-        So many requests as a window holds count as one: where the next window has to begin with another
-        priority, that one has to come first.
+        In a backlog so many requests as a window holds count as one: where the next window has to begin with
+        another priority, that one has to come first.
         """
-        if (self._windows + 1) % DEFAULT_FIRST == 0:
+        if self._backlog and (self._windows + 1) % DEFAULT_FIRST == 0:
             return []
         self._ask = True
         found = self._look(list(self._streams)[:1], count, 0.0)
-        self._high += len(found)
+        self._high += len(found) if self._backlog else 0
         whole, self._high = divmod(self._high, count)
         self._windows += whole
         return self.mark(found) if self._cancelling else found

@@ -72,7 +72,7 @@ class StreamSource:
             pause_for(block_s)
         return found
 
-    def take_urgent(self, count: int) -> list[Delivery]:
+    def take_urgent(self, count: int, *, high: bool) -> list[Delivery]:
         """See :meth:`~gristmill_worker.sources.base.Source.take_urgent`, and :meth:`take`."""
         if not self._ready:
             return []
@@ -82,7 +82,7 @@ class StreamSource:
             if self._inheriting or self._takeover.is_due():
                 found = self._delivered_before(count, paused=paused)
                 self._inheriting = bool(found)
-            if not found and not paused:
+            if high and not found and not paused:
                 found = self._reader.take_high(count)
         self._leases.add(found)
         return found

@@ -38,7 +38,7 @@ class Child:
     def __init__(self, settings: Settings, cores: CoreSet, *, soon: bool = False) -> None:
         here, there = socket.socketpair()
         self.settings = settings.model_copy(
-            update={"cores": cores.cpus, "threads": cores.threads, "metrics": None, "soon": soon}
+            update={"cores": cores.cpus, "threads": cores.threads, "metrics": None}
         )
         self.provisional = False  # it serves, and another one would be faster
         self.phase = Phase.LOADING
@@ -62,7 +62,7 @@ class Child:
                 raise
         self.channel = Channel(here)
         with suppress(OSError):  # it ended at once
-            self.channel.send(settings=self.settings.model_dump(mode="json"))
+            self.channel.send(settings=self.settings.model_dump(mode="json"), soon=soon)
         here.setblocking(False)  # a worker that does not read must not hold up the others
 
     @property

@@ -91,7 +91,7 @@ def main() -> int:
     if settings.name:
         settings = settings.model_copy(update={"name": f"{settings.name}-{os.getpid()}"})
     try:
-        return serve(settings, ready=Reporter(channel, settings).ready)
+        return serve(settings, ready=Reporter(channel, settings).ready, soon=first[0]["soon"])
     except GristmillError as error:
         with suppress(OSError):
             channel.send(failed=str(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gristmill.errors import InputFileError
 from gristmill_worker import health
@@ -29,14 +29,26 @@ class Shown:
                 f"metrics: one address is for all workers, not {', '.join(sorted(addresses))}"
             )
         wanted = next(iter(addresses), None)
-        self._known |= {each.queue: each for each in found}
+        known = self._known | {each.queue: each for each in found}
         if wanted == self._at:
             self._readers.know(found)
-            return
-        readers = Readers(self._known.values())
-        server = None if wanted is None else health.serve(wanted, self._provide, readers)
-        self.close()
-        self._server, self._at, self._readers = server, wanted, readers
+        else:
+            self._move(wanted, known)
+        self._known = known
+
+    def _move(self, wanted: str | None, known: Mapping[str, Settings]) -> None:
+        readers = Readers(known.values())
+        before = self._at
+        self.close()  # first: it may be in the way, at the same port of another address
+        try:
+            self._listen(wanted, readers)
+        except InputFileError:
+            self._listen(before, Readers(self._known.values()))
+            raise
+
+    def _listen(self, address: str | None, readers: Readers) -> None:
+        self._server = None if address is None else health.serve(address, self._provide, readers)
+        self._at, self._readers = address, readers
 
     def close(self) -> None:
         if self._server is not None:

@@ -123,7 +123,9 @@ class Supervisor:
             self._arriving = set()
             for queue in self._retiring & set(self._teams):
                 self._teams[queue].dismiss()
-            self._retiring = set()
+            if self._retiring:
+                self._retiring = set()
+                self._watch_demand()
 
     def _go_on_without(self, team: Team, error: CannotStartError) -> None:
         """Keep the other teams at work, once all had started; raises ``error`` where there is none."""
@@ -133,7 +135,7 @@ class Supervisor:
             )
             team.dismiss()
             self._arriving, self._retiring = set(), set()
-            self._demand.watch([each.settings for each in self._wanted() if each.settings.lazy])
+            self._watch_demand()
             return
         others = [each for each in self._teams.values() if each is not team and not each.is_dismissed()]
         if not self._complete or not any(other.is_complete() for other in others):
@@ -155,6 +157,9 @@ class Supervisor:
         for queue, team in self._teams.items():
             if not team.is_dismissed() and queue not in self._retiring:
                 yield team
+
+    def _watch_demand(self) -> None:
+        self._demand.watch([team.settings for team in self._wanted() if team.settings.lazy])
 
     def _children(self) -> Iterator[Child]:
         for team in self._teams.values():
@@ -210,7 +215,6 @@ class Supervisor:
             raise InputFileError("two configurations name the same queue: each needs one of its own")
         shares = self._shares(found)
         self._shown.serve(found)
-        self._demand.watch([settings for settings in found if settings.lazy])
         self._arriving = (self._arriving | wanted.keys() - self._teams.keys()) & wanted.keys()
         self._retiring = set()
         for queue, team in self._teams.items():
@@ -218,6 +222,8 @@ class Supervisor:
                 self._retiring.add(queue)
             elif queue not in wanted:
                 team.dismiss()
+        leaving = [self._teams[queue].settings for queue in self._retiring]
+        self._demand.watch([settings for settings in (*found, *leaving) if settings.lazy])
         for (queue, settings), cores in zip(wanted.items(), shares, strict=True):
             if queue not in self._teams:
                 self._teams[queue] = Team(settings, self._register, self._may_start)

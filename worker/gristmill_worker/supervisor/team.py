@@ -146,14 +146,10 @@ class Team:
             slot.incoming = self._start(slot.cores, soon=slot.urgent)
         if not empty and all(slot.incoming is None for slot in self._slots):
             # One at a time: the others keep up the throughput meanwhile.
-            stale = next((slot for slot in self._slots if slot.stale), None)
-            provisional = next(
-                (slot for slot in self._slots if slot.current and slot.current.provisional), None
-            )
-            if stale is not None:
-                self._replace(stale)
-            elif provisional is not None:
-                self._improve(provisional)
+            old = [slot for slot in self._slots if slot.stale]
+            old += [slot for slot in self._slots if slot.current and slot.current.provisional]
+            if old:
+                self._replace(old[0])
             elif self._slots and len(self._spares) < self.settings.spares:
                 spare = self._start(self._slots[0].cores)
                 self._spares += [spare] if spare is not None else []
@@ -161,17 +157,16 @@ class Team:
                 self.lacks_memory = False
 
     def _replace(self, slot: Slot) -> None:
-        """Start who is to take over; where there is no memory for both, the old one has to end first."""
+        """Start who is to take over.
+
+        Where there is no memory for both a stale one has to end first, and one that is provisional stays.
+        """
         self.lacks_memory = False
         slot.incoming = self._start(slot.cores)
-        if self.lacks_memory:
+        if self.lacks_memory and slot.stale:
             self._leave(slot.current)
             slot.current, slot.stale, slot.urgent = None, False, True
-
-    def _improve(self, slot: Slot) -> None:
-        """Start who is to take over from one that was started to serve soon, if there is memory for both."""
-        slot.incoming = self._start(slot.cores)
-        if self.lacks_memory and slot.current is not None:
+        elif self.lacks_memory and slot.current is not None:
             self.lacks_memory = slot.current.provisional = False
 
     def _fill(self, slot: Slot) -> None:

@@ -138,7 +138,7 @@ class RqSource:
         self._exact.submit(refused)
         return bool(suspended), found
 
-    def take_urgent(self, count: int) -> list[Delivery]:  # noqa: ARG002
+    def take_urgent(self, count: int, *, high: bool) -> list[Delivery]:  # noqa: ARG002
         """Return nothing: RQ's list has no priorities, and what a dead worker held is at its front."""
         return []
 
