@@ -356,6 +356,12 @@ class TestReload:
                 configure(tiny_classifier, metrics=f"127.0.0.3:{taken.getsockname()[1]}")
                 assert "cannot be listened at" in machine.wait_for("reload_refused")[0]["error"]
                 assert fetch(after, "/metrics")[0] == 200
+            port = after.rpartition(":")[2]
+            for number, host in ((3, "127.0.0.2"), (4, "0.0.0.0")):  # noqa: S104 - the old one is in the way
+                configure(tiny_classifier, metrics=f"{host}:{port}")
+                moved = machine.wait_for("metrics_served", number)[-1]["address"]
+                assert moved == f"{host}:{port}"
+            assert fetch(after, "/metrics")[0] == 200
             configure(tiny_classifier)
             wait_until(lambda: not _is_open(after))
             assert machine.stop() == ExitCode.OK

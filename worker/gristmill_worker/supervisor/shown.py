@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gristmill.errors import InputFileError
 from gristmill_worker import health
 from gristmill_worker.depths import Readers
-from gristmill_worker.settings import Settings
+from gristmill_worker.settings import Settings, parse_address
 from gristmill_worker.vitals import Snapshot
 
 
@@ -37,18 +37,20 @@ class Shown:
         self._known = known
 
     def _move(self, wanted: str | None, known: Mapping[str, Settings]) -> None:
-        readers = Readers(known.values())
         before = self._at
-        self.close()  # first: it may be in the way, at the same port of another address
+        port = None if wanted is None else parse_address(wanted)[1]
+        if self._server is not None and self._server.server_address[1] == port:
+            self.close()  # first: it is in the way
         try:
-            self._listen(wanted, readers)
+            readers = Readers(known.values())
+            server = None if wanted is None else health.serve(wanted, self._provide, readers)
         except InputFileError:
-            self._listen(before, Readers(self._known.values()))
+            if before is not None and self._at is None:
+                self._readers = Readers(self._known.values())
+                self._server, self._at = health.serve(before, self._provide, self._readers), before
             raise
-
-    def _listen(self, address: str | None, readers: Readers) -> None:
-        self._server = None if address is None else health.serve(address, self._provide, readers)
-        self._at, self._readers = address, readers
+        self.close()
+        self._server, self._at, self._readers = server, wanted, readers
 
     def close(self) -> None:
         if self._server is not None:
