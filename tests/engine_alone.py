@@ -14,10 +14,12 @@ from gristmill_worker.engines.base import example_inputs
 from gristmill_worker.loading import load_model
 from gristmill_worker.service import keep_to
 from gristmill_worker.settings import Settings
+from gristmill_worker.telemetry import configure_logging
 
 
 def main() -> None:
     model, engine, core, seconds = sys.argv[1:]
+    configure_logging("error")
     settings = Settings(queue="none", model=Path(model), engine=engine, cores=core)
     keep_to(settings)
     loaded = load_model(settings)

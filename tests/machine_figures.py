@@ -77,12 +77,14 @@ def trace(client: Client, seconds: float, act: Callable[[], None]) -> list[tuple
 
 
 def throughput(client: Client, count: int) -> float:
-    """Return texts per second of one backlog."""
+    """Return texts per second of one backlog, in its middle half: all workers are busy then."""
     texts = [f"{TEXT[: 40 + 7 * (i % 20)]} {i}" for i in range(count)]
-    began = time.monotonic()
-    for _ in client.stream(QUEUE, texts):
-        pass
-    return count / (time.monotonic() - began)
+    at = [
+        time.monotonic()
+        for number, _ in enumerate(client.stream(QUEUE, texts, ordered=False, window=count))
+        if number in {count // 4, count // 4 * 3}
+    ]
+    return count / 4 * 2 / (at[1] - at[0])
 
 
 def replacement(rig: Rig, spares: int) -> dict[str, float]:
@@ -122,6 +124,8 @@ def recovery(rig: Rig, *, elsewhere: bool, lease_s: float) -> dict[str, float]:
         victim.kill()
         began = time.monotonic()
         held = _pending(redis, "v")
+        wait_until(lambda: held - _pending(redis, "v"), 300)
+        begun_s = time.monotonic() - began
         wait_until(lambda: not held & _pending(redis, "v"), 300)
         taken_over_s = time.monotonic() - began
         wait_until(lambda: not held & _pending(redis), 300)
@@ -130,6 +134,7 @@ def recovery(rig: Rig, *, elsewhere: bool, lease_s: float) -> dict[str, float]:
         other.terminate()
         return {
             "held": len(held),
+            "first_taken_over_s": round(begun_s, 2),
             "taken_over_s": round(taken_over_s, 2),
             "answered_s": round(answered_s, 2),
             "lease_s": lease_s,

@@ -20,7 +20,8 @@ from gristmill_worker.telemetry import logger
 
 LOOK_S: Final = 0.25
 SUSPECTS: Final = 16  # entries at a time where each runs alone: others want to help
-TOGETHER: Final = 256  # where it is known what was in native code
+TOGETHER: Final = 256  # where it is known what was in native code,
+ALONE: Final = 1024  # and nobody else is here who could help
 RECLAIMED: Final = 64
 
 
@@ -42,6 +43,7 @@ class Takeover:
         self._processes = keys.processes(queue)
         self._lease_s = lease_s
         self._dead: dict[bytes, bytes] = {}  # worker -> its process; replaced as a whole
+        self._alone = False  # no other worker lives on this host
         self._silent = False  # entries were not renewed for a lease
         self._scan_at = 0.0  # when to look through all entries: whatever else happens, none stays for ever
 
@@ -57,6 +59,7 @@ class Takeover:
         self._dead = {
             name: it for name, it in found.items() if process.is_dead(it.decode("utf-8", "replace"))
         }
+        self._alone = self._dead.keys() == found.keys()
         for name in self._dead.keys() - known.keys():
             logger().warning("worker_died", worker=name.decode("utf-8", "replace"))
 
@@ -78,7 +81,7 @@ class Takeover:
         itself = its_process.decode("utf-8", "replace")
         exposed = black_box.read(itself)
         heartbeat = keys.worker(self._queue, name.decode("utf-8", "replace"))
-        most = SUSPECTS if exposed is None else TOGETHER
+        most = SUSPECTS if exposed is None else ALONE if self._alone else TOGETHER
         args = [keys.GROUP, self._worker, name, its_process, most]
         found = redis.run("inherit", [self._processes, heartbeat, *self._streams], args)
         if not found:
