@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,6 +86,24 @@ def carried_valkey_server() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     return next(Path(spec.origin).parent.glob("_binaries/*/valkey-server"), None)
+
+
+@contextmanager
+def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+    """Call ``act`` every two milliseconds, in a thread, while the block runs."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(0.002):
+            act()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import yaml
 from rq import Callback, Worker
 from rq.job import Job
 
-from conftest import wait_until
+from conftest import meanwhile, wait_until
 from gristmill import Client
 from gristmill.errors import ExitCode
 from gristmill_worker.depths import Readers
@@ -52,20 +51,9 @@ def start(fleet: RqFleet, *args: str, **keywords: Any) -> Machine:
 @contextmanager
 def load(fleet: RqFleet) -> Iterator[list[Job]]:
     """Enqueue steadily while the block runs; afterwards the list holds all jobs, which have ended."""
-    done = threading.Event()
     jobs: list[Job] = []
-
-    def enqueue() -> None:
-        while not done.wait(0.002):
-            jobs.extend(fleet.enqueue_many(5))
-
-    thread = threading.Thread(target=enqueue)
-    thread.start()
-    try:
+    with meanwhile(lambda: jobs.extend(fleet.enqueue_many(5))):
         yield jobs
-    finally:
-        done.set()
-        thread.join()
     fleet.wait(jobs)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from conftest import wait_until
+from conftest import meanwhile, wait_until
 from gristmill import Client, Result
 from gristmill.errors import ExitCode
 from gristmill_worker.cli import cli
@@ -53,21 +52,10 @@ def configure(redis_url: str, queue: str, tmp_path: Path) -> Configure:
 @contextmanager
 def load(client: Client, queue: str) -> Iterator[list[Result]]:
     """Submit steadily while the block runs; afterwards the list holds all results."""
-    done = threading.Event()
     ids: list[str] = []
     results: list[Result] = []
-
-    def submit() -> None:
-        while not done.wait(0.002):
-            ids.extend(client.submit_many(queue, ["grain of wheat", "water"]))
-
-    thread = threading.Thread(target=submit)
-    thread.start()
-    try:
+    with meanwhile(lambda: ids.extend(client.submit_many(queue, ["grain of wheat", "water"]))):
         yield results
-    finally:
-        done.set()
-        thread.join()
     results += [client.result(each, timeout_s=60) for each in ids]
 
 

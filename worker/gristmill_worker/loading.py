@@ -69,7 +69,8 @@ def load_model(settings: Settings, *, soon: bool | None = None) -> Loaded:
 def _load(settings: Settings, forms: Manifest, variant: Variant, sizing: Sizing, soon: bool | None) -> Loaded:
     load = partial(variant.load, sizing.shapes, settings.threads, cache_dir=settings.cache_dir)
     several = variant.engine == SHARED_COMPILATION and settings.engine_memory_mb > 0
-    in_one = agrees_in_one(variant, sizing.shapes, settings.threads) if several else False
+    of_use = several and soon is not None
+    in_one = agrees_in_one(variant, sizing.shapes, settings.threads) if of_use else False
     whole = not (soon and in_one)
     engine = load(memory_mb=settings.engine_memory_mb if whole else 0)
     try:
@@ -77,7 +78,7 @@ def _load(settings: Settings, forms: Manifest, variant: Variant, sizing: Sizing,
     except BaseException:
         engine.close()
         raise
-    if soon is not None and in_one is None and os.access(settings.model, os.W_OK):
+    if in_one is None and os.access(settings.model, os.W_OK):
         try:
             with closing(load(memory_mb=0)) as shared:
                 ensure_agreement(shared, variant, forms, settings.threads)

@@ -108,16 +108,15 @@ def ensure_agreement(engine: Engine, variant: Variant, manifest: Manifest, threa
 
 def agrees_in_one(variant: Variant, shapes: Collection[Shape], threads: int) -> bool | None:
     """Say whether one compilation for all ``shapes`` answers as the reference does; None if nobody knows."""
-    _, known = _known_shapes(variant, threads)
-    record = _load(variant, threads)
-    if record is not None and set(record.not_in_one).issuperset(shapes):
+    if set(_record(variant, threads).not_in_one).issuperset(shapes):
         return False
+    _, known = _known_shapes(variant, threads)
     return True if known.issuperset(shapes) else None
 
 
 def note_not_in_one(variant: Variant, shapes: Collection[Shape], threads: int) -> None:
     """Store that one compilation for all ``shapes`` fails, or answers otherwise than the reference."""
-    _save(variant, threads, not_in_one=tuple(sorted(shapes)))
+    _save(variant, _record(variant, threads).model_copy(update={"not_in_one": tuple(sorted(shapes))}))
 
 
 def own_shapes(engine: Engine) -> frozenset[Shape]:
@@ -225,17 +224,17 @@ def _short(length: int) -> int:
 def _known_shapes(variant: Variant, threads: int) -> tuple[set[Shape], set[Shape]]:
     """Return the shapes that agreed before in compilations of their own, and in one for all shapes.
 
-    None if a check failed since.
+    There are no such shapes if a check failed since.
     """
     verdict = load_verdict(variant.model_dir, variant.run_key())
     if verdict is not None and not verdict.passed:
         return set(), set()
-    found = [_load(variant, threads), verdict if verdict is not None and verdict.threads == threads else None]
-    records = [each for each in found if each is not None]
-    return (
-        {shape for each in records for shape in each.shapes},
-        {shape for each in records for shape in each.shared_shapes},
-    )
+    record = _record(variant, threads)
+    own, shared = set(record.shapes), set(record.shared_shapes)
+    if verdict is not None and verdict.threads == threads:
+        own.update(verdict.shapes)
+        shared.update(verdict.shared_shapes)
+    return own, shared
 
 
 def _limits_at_start(variant: Variant, reference: Variant) -> Limits:
@@ -253,28 +252,24 @@ def _key(variant: Variant, threads: int) -> SelfTestKey:
     return SelfTestKey(threads=threads, **variant.run_key().model_dump())
 
 
-def _load(variant: Variant, threads: int) -> SelfTestRecord | None:
+def _record(variant: Variant, threads: int) -> SelfTestRecord:
+    """Return what is stored, or a record of nothing."""
     key = _key(variant, threads)
     record = load_record(variant.model_dir / key.file_name(SELF_TEST), SelfTestRecord)
-    return record if record is not None and record.key == key else None
+    return record if record is not None and record.key == key else SelfTestRecord(key=key, shapes=())
 
 
 def _store(engine: Engine, variant: Variant, threads: int, shapes: Sequence[Shape]) -> None:
-    before, own = _load(variant, threads), own_shapes(engine)
-    known, known_shared = ((), ()) if before is None else (before.shapes, before.shared_shapes)
-    _save(
-        variant,
-        threads,
-        shapes=tuple(sorted({*known, *own.intersection(shapes)})),
-        shared_shapes=tuple(sorted({*known_shared, *(set(shapes) - own)})),
-    )
+    before, own = _record(variant, threads), own_shapes(engine)
+    changed = {
+        "shapes": tuple(sorted({*before.shapes, *own.intersection(shapes)})),
+        "shared_shapes": tuple(sorted({*before.shared_shapes, *(set(shapes) - own)})),
+    }
+    _save(variant, before.model_copy(update=changed))
 
 
-def _save(variant: Variant, threads: int, **changed: tuple[Shape, ...]) -> None:
-    key = _key(variant, threads)
-    before = _load(variant, threads) or SelfTestRecord(key=key, shapes=())
-    record = before.model_copy(update=changed)
+def _save(variant: Variant, record: SelfTestRecord) -> None:
     try:
-        save_record(variant.model_dir / key.file_name(SELF_TEST), record)
+        save_record(variant.model_dir / record.key.file_name(SELF_TEST), record)
     except InputFileError:
         logger().debug("self_test_not_stored", model=str(variant.model_dir))  # then every start tests
